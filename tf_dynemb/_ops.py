@@ -10,6 +10,7 @@ import contextlib
 import functools
 import pathlib
 import sys
+import types
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
@@ -79,20 +80,23 @@ def not_converted(function: _Function) -> _Function:
 
 
 @functools.cache
-def library() -> Any:
+def library() -> types.ModuleType:
     """Returns the operator library as TensorFlow's module of functions; loads it at the first call.
 
     Raises:
         ImportError: there is no library for this version of TensorFlow.
     """
-    return tf.load_op_library(str(library_path(tf.__version__)))
+    module: types.ModuleType = tf.load_op_library(str(library_path(tf.__version__)))
+    return module
 
 
-def lookup_sparse_grad(op: Any, grads: Sequence[Any]) -> Any:
+def lookup_sparse_grad(
+    op: tf.Operation, grads: Sequence[tf.Tensor | None]
+) -> tuple[list[tf.Tensor], ...]:
     """Sums the gradients of a DynembLookupSparse operation (or its eager stand-in) for each key."""
     parts = _SparseParts(op)
     with beside(op):
-        return library().dynemb_lookup_sparse_grad(
+        keys, sums, rows = library().dynemb_lookup_sparse_grad(
             keys=parts.keys,
             rows=parts.rows,
             bags=parts.bags,
@@ -101,9 +105,10 @@ def lookup_sparse_grad(op: Any, grads: Sequence[Any]) -> Any:
             grads=parts.upstream(grads),
             combiners=parts.combiners,
         )
+    return keys, sums, rows
 
 
-def on(device: str) -> Any:
+def on(device: str) -> contextlib.AbstractContextManager[object, None]:
     """Returns a context in which operators run on this device; it has no effect without a GPU.
 
     It is for operators without a handle, which TensorFlow would otherwise run on a GPU if there is
@@ -116,7 +121,8 @@ def on(device: str) -> Any:
         return contextlib.nullcontext()
     if not tf.executing_eagerly() and is_saving_model():
         return contextlib.nullcontext()
-    return tf.device(device)
+    scope: contextlib.AbstractContextManager[object, None] = tf.device(device)
+    return scope
 
 
 def is_saving_model() -> bool:
@@ -129,7 +135,7 @@ def is_saving_model() -> bool:
     return False
 
 
-def on_host() -> Any:
+def on_host() -> contextlib.AbstractContextManager[object, None]:
     """Returns a context for tensors that operators read in the host's memory: bags and hyper.
 
     If they were on a GPU, copying them back would have to wait for all of the GPU's work.
@@ -137,18 +143,18 @@ def on_host() -> Any:
     return on(CPU)
 
 
-def one_each() -> Any:
+def one_each() -> tf.Tensor:
     """Returns the `bags` of ids that each form one bag."""
     with on_host():
         return tf.constant(1, tf.int64)
 
 
-def beside(op: Any) -> Any:
+def beside(op: tf.Operation) -> contextlib.AbstractContextManager[object, None]:
     """Same as `on`, with the device of an operation with a table (or its eager stand-in)."""
     return on(op.device if isinstance(op, tf.Operation) else op.inputs[0].device)
 
 
-def strings_of(op: Any, name: str) -> list[Any]:
+def strings_of(op: tf.Operation, name: str) -> list[str]:
     """Returns a list attribute of an operation (or its eager stand-in), strings as `str`.
 
     A graph has them as bytes.
@@ -159,7 +165,7 @@ def strings_of(op: Any, name: str) -> list[Any]:
 class _SparseParts:
     """The inputs and outputs of a DynembLookupSparse operation, by name."""
 
-    def __init__(self, op: Any) -> None:
+    def __init__(self, op: tf.Operation) -> None:
         inputs, outputs = list(op.inputs), list(op.outputs)
         n = len(inputs) // 5
         self.count = n
@@ -169,7 +175,7 @@ class _SparseParts:
         self.outputs, self.rows, self.argmax = (outputs[i * n : (i + 1) * n] for i in range(3))
         self.combiners = strings_of(op, "combiners")
 
-    def upstream(self, grads: Sequence[Any]) -> list[Any]:
+    def upstream(self, grads: Sequence[tf.Tensor | None]) -> list[tf.Tensor]:
         """Returns the gradients of `outputs`; zeros for those that have none."""
         return [
             tf.zeros_like(output) if grad is None else tf.convert_to_tensor(grad)
@@ -182,7 +188,7 @@ class _SparseParts:
 UNADMITTED_ROW, SKIPPED_ROW = 2**32 - 2, 2**32 - 3
 
 
-def row_gradient(keys: Any, sums: Any, rows: Any) -> Any:
+def row_gradient(keys: tf.Tensor, sums: tf.Tensor, rows: tf.Tensor) -> tf.IndexedSlices:
     """Returns the gradient of a table: IndexedSlices over unique keys, float32 values.
 
     The row ids of the keys are attached to the indices as the attribute `_dynemb_rows`. If
@@ -193,7 +199,7 @@ def row_gradient(keys: Any, sums: Any, rows: Any) -> Any:
     return tf.IndexedSlices(values=sums, indices=keys, dense_shape=None)
 
 
-def rows_of_gradient(grad: Any) -> Any:
+def rows_of_gradient(grad: tf.IndexedSlices) -> tf.Tensor | None:
     """Returns the row ids of a gradient's keys; None if they were lost, and keys may repeat."""
     return getattr(grad.indices, "_dynemb_rows", None)
 
@@ -213,7 +219,9 @@ def check_gradient_graph() -> None:
 
 
 @tf.RegisterGradient("DynembLookup")  # type: ignore[untyped-decorator]
-def _dynemb_lookup_gradient(op: Any, grad: Any, _rows_grad: Any) -> list[Any]:
+def _dynemb_lookup_gradient(
+    op: tf.Operation, grad: tf.Tensor | None, _rows_grad: tf.Tensor | None
+) -> list[tf.IndexedSlices | None]:
     check_gradient_graph()
     handle_grad = None
     if grad is not None:
@@ -234,14 +242,16 @@ def _dynemb_lookup_gradient(op: Any, grad: Any, _rows_grad: Any) -> list[Any]:
 
 
 @tf.RegisterGradient("DynembLookupSparse")  # type: ignore[untyped-decorator]
-def _dynemb_lookup_sparse_gradient(op: Any, *grads: Any) -> list[Any]:
+def _dynemb_lookup_sparse_gradient(
+    op: tf.Operation, *grads: tf.Tensor | None
+) -> list[tf.Tensor | tf.IndexedSlices | None]:
     check_gradient_graph()
     parts = _SparseParts(op)
     n = parts.count
     keys, sums, rows = lookup_sparse_grad(op, grads)
     handle_grads = [row_gradient(*triple) for triple in zip(keys, sums, rows, strict=True)]
 
-    weight_grads: list[Any] = [None] * n
+    weight_grads: list[tf.Tensor | None] = [None] * n
     skipped = getattr(op, "skip_input_indices", None) or ()
     wanted = [
         i
@@ -251,7 +261,7 @@ def _dynemb_lookup_sparse_gradient(op: Any, *grads: Any) -> list[Any]:
     ]
     if wanted:
 
-        def pick(values: list[Any]) -> list[Any]:
+        def pick(values: list[tf.Tensor]) -> list[tf.Tensor]:
             return [values[i] for i in wanted]
 
         computed = library().dynemb_lookup_sparse_weight_grad(

@@ -19,6 +19,7 @@ import json
 import os
 import re
 import sys
+import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -52,7 +53,9 @@ class Communicator(abc.ABC):
     alltoall_on_gpu = False
 
     @abc.abstractmethod
-    def alltoall(self, tensor: Any, splits: Any, name: str) -> tuple[Any, Any]:
+    def alltoall(
+        self, tensor: tf.Tensor, splits: tf.Tensor, name: str
+    ) -> tuple[tf.Tensor, tf.Tensor]:
         """Sends a slice of a tensor to each rank.
 
         Args:
@@ -67,7 +70,9 @@ class Communicator(abc.ABC):
         """
 
     @abc.abstractmethod
-    def allreduce(self, tensors: Sequence[Any], average: bool, name: str) -> list[Any]:
+    def allreduce(
+        self, tensors: Sequence[tf.Tensor | tf.IndexedSlices], average: bool, name: str
+    ) -> list[tf.Tensor | tf.IndexedSlices]:
         """Returns the sum, or the mean, over all ranks of each dense tensor or IndexedSlices.
 
         Dense tensors have the same shapes on all ranks. IndexedSlices are gathered: an index that
@@ -75,11 +80,11 @@ class Communicator(abc.ABC):
         """
 
     @abc.abstractmethod
-    def allgather(self, tensor: Any, name: str) -> Any:
+    def allgather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         """Concatenates the tensors of all ranks along the first dimension, which may differ."""
 
     @abc.abstractmethod
-    def broadcast(self, tensor: Any, root: int, name: str) -> Any:
+    def broadcast(self, tensor: tf.Tensor, root: int, name: str) -> tf.Tensor:
         """Returns the tensor of the rank `root`."""
 
     def gather_objects(self, value: Any, name: str) -> list[Any]:
@@ -105,29 +110,33 @@ class _Local(Communicator):
     size = 1
     local_rank = 0
 
-    def alltoall(self, tensor: Any, splits: Any, name: str) -> tuple[Any, Any]:
+    def alltoall(
+        self, tensor: tf.Tensor, splits: tf.Tensor, name: str
+    ) -> tuple[tf.Tensor, tf.Tensor]:
         return tensor, splits
 
-    def allreduce(self, tensors: Sequence[Any], average: bool, name: str) -> list[Any]:
+    def allreduce(
+        self, tensors: Sequence[tf.Tensor | tf.IndexedSlices], average: bool, name: str
+    ) -> list[tf.Tensor | tf.IndexedSlices]:
         return list(tensors)
 
-    def allgather(self, tensor: Any, name: str) -> Any:
+    def allgather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         return tensor
 
-    def broadcast(self, tensor: Any, root: int, name: str) -> Any:
+    def broadcast(self, tensor: tf.Tensor, root: int, name: str) -> tf.Tensor:
         return tensor
 
 
 class _Horovod(Communicator):
     """The ranks that horovodrun has started."""
 
-    def __init__(self, horovod: Any) -> None:
+    def __init__(self, horovod: types.ModuleType) -> None:
         # Otherwise TensorFlow may run an operation only once, or merge two operations.
         alltoall = op_def_registry.get("HorovodAlltoall")
         if alltoall is not None and not alltoall.is_stateful:
             raise RuntimeError(f"This Horovod was built from other sources. {INSTALL}")
         self._horovod = horovod
-        self._functions: dict[tuple[object, ...], Any] = {}
+        self._functions: dict[tuple[object, ...], Callable[..., Any]] = {}
         self.rank = horovod.rank()
         self.size = horovod.size()
         self.local_rank = horovod.local_rank()
@@ -137,7 +146,9 @@ class _Horovod(Communicator):
         )
 
     @_ops.not_converted
-    def alltoall(self, tensor: Any, splits: Any, name: str) -> tuple[Any, Any]:
+    def alltoall(
+        self, tensor: tf.Tensor, splits: tf.Tensor, name: str
+    ) -> tuple[tf.Tensor, tf.Tensor]:
         tensor = tf.convert_to_tensor(tensor)
         # As an argument of a function, an int32 tensor would be copied from the GPU to the host.
         on_gpu = self.alltoall_on_gpu and tensor.dtype == tf.int32
@@ -149,9 +160,11 @@ class _Horovod(Communicator):
         return received, splits
 
     @_ops.not_converted
-    def allreduce(self, tensors: Sequence[Any], average: bool, name: str) -> list[Any]:
+    def allreduce(
+        self, tensors: Sequence[tf.Tensor | tf.IndexedSlices], average: bool, name: str
+    ) -> list[tf.Tensor | tf.IndexedSlices]:
         reduced = list(tensors)
-        groups: dict[Any, list[int]] = {}  # Horovod reduces tensors of one type together
+        groups: dict[tf.DType, list[int]] = {}  # Horovod reduces tensors of one type together
         for i, tensor in enumerate(tensors):
             if isinstance(tensor, tf.IndexedSlices):
                 reduced[i] = self._gather_slices(tensor, average, f"{name}/{i}")
@@ -163,18 +176,20 @@ class _Horovod(Communicator):
                 reduced[i] = tensor
         return reduced
 
-    def _reduce(self, tensors: list[Any], average: bool, name: str) -> list[Any]:
+    def _reduce(self, tensors: list[tf.Tensor], average: bool, name: str) -> list[tf.Tensor]:
         dtype = tensors[0].dtype
         if dtype == tf.bfloat16:
             tensors = [tf.cast(tensor, tf.float32) for tensor in tensors]
 
-        def grouped(*tensors: Any, **options: Any) -> Any:
+        def grouped(*tensors: tf.Tensor, **options: Any) -> Any:
             return self._horovod.grouped_allreduce(list(tensors), **options)
 
         op = self._horovod.Average if average else self._horovod.Sum
         return [tf.cast(tensor, dtype) for tensor in self._run(grouped, name, *tensors, op=op)]
 
-    def _gather_slices(self, slices: Any, average: bool, name: str) -> Any:
+    def _gather_slices(
+        self, slices: tf.IndexedSlices, average: bool, name: str
+    ) -> tf.IndexedSlices:
         values = self.allgather(slices.values, f"{name}/values")
         indices = self.allgather(slices.indices, f"{name}/indices")
         if average:
@@ -182,17 +197,19 @@ class _Horovod(Communicator):
         return tf.IndexedSlices(values, indices, slices.dense_shape)
 
     @_ops.not_converted
-    def allgather(self, tensor: Any, name: str) -> Any:
+    def allgather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         tensor = tf.convert_to_tensor(tensor)
         return _as(self._run(self._horovod.allgather, name, _carried(tensor)), tensor.dtype)
 
     @_ops.not_converted
-    def broadcast(self, tensor: Any, root: int, name: str) -> Any:
+    def broadcast(self, tensor: tf.Tensor, root: int, name: str) -> tf.Tensor:
         tensor = tf.convert_to_tensor(tensor)
         carried = self._run(self._horovod.broadcast, name, _carried(tensor), root_rank=root)
         return _as(carried, tensor.dtype)
 
-    def _run(self, operation: Callable[..., Any], name: str, *tensors: Any, **options: Any) -> Any:
+    def _run(
+        self, operation: Callable[..., Any], name: str, *tensors: tf.Tensor, **options: Any
+    ) -> Any:
         """Runs an operation of Horovod under a name.
 
         Horovod matches the operations of ranks by the names of TensorFlow's nodes. All eager nodes
@@ -220,11 +237,11 @@ class _Horovod(Communicator):
 _CARRIED_AS = {tf.bfloat16: tf.uint16, tf.uint32: tf.int32, tf.uint64: tf.int64}
 
 
-def _carried(tensor: Any) -> Any:
+def _carried(tensor: tf.Tensor) -> tf.Tensor:
     return _as(tensor, _CARRIED_AS.get(tensor.dtype, tensor.dtype))
 
 
-def _as(tensor: Any, dtype: Any) -> Any:
+def _as(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     # A bitcast has no gradient, so it is only used where it is needed.
     return tensor if tensor.dtype == dtype else tf.bitcast(tensor, dtype)
 

@@ -7,13 +7,14 @@ from typing import Any
 
 import keras
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from tf_dynemb import communicator
 from tf_dynemb.variables.unwrap import filter_variables
 
 
-def reduce_metrics(model: Any) -> dict[str, Any]:
+def reduce_metrics(model: keras.Model) -> dict[str, Any]:
     """Reduces the states of a model's metrics over ranks, by the `aggregation` of each.
 
     Returns:
@@ -29,7 +30,7 @@ def reduce_metrics(model: Any) -> dict[str, Any]:
     return {name: _as_number(value) for name, value in model.get_metrics_result().items()}
 
 
-def average_untrained(model: Any) -> None:
+def average_untrained(model: keras.Model) -> None:
     """Averages the dense weights that no optimizer trains; ranks may have changed them."""
     variables = [
         variable
@@ -66,7 +67,7 @@ def replace_logs(logs: dict[str, Any], values: dict[str, Any]) -> None:
             logs[name] = np.mean(of_ranks, axis=0).tolist()
 
 
-def _reduce(variables: Sequence[Any], average: Sequence[bool]) -> None:
+def _reduce(variables: Sequence[keras.Variable], average: Sequence[bool]) -> None:
     """Replaces Keras variables with their sums, or means, over the ranks."""
     if not variables:
         return
@@ -78,6 +79,6 @@ def _reduce(variables: Sequence[Any], average: Sequence[bool]) -> None:
         variable.assign(tf.cast(total / comm.size if mean else total, variable.dtype))
 
 
-def _as_number(value: Any) -> Any:
+def _as_number(value: tf.Tensor) -> float | npt.NDArray[Any]:
     array = keras.ops.convert_to_numpy(value)
     return float(array) if array.ndim == 0 else array

@@ -185,7 +185,7 @@ def _several() -> bool:
     return communicator.get().size > 1
 
 
-def _before_first_step(model: Any, action: Callable[[], None]) -> None:
+def _before_first_step(model: keras.Model, action: Callable[[], None]) -> None:
     """Builds a model when its first batch is available, and calls `action` before the first step.
 
     Keras would build it within the first step, which is too late to make weights equal. Building
@@ -203,7 +203,7 @@ def _before_first_step(model: Any, action: Callable[[], None]) -> None:
     model.train_function = first_step
 
 
-def _weights_are_equal(model: Any) -> bool:
+def _weights_are_equal(model: keras.Model) -> bool:
     checksum = 0
     for variable in filter_variables(model.trainable_weights)[1]:
         checksum = zlib.crc32(variable.numpy().tobytes(), checksum)

@@ -108,7 +108,7 @@ class TableStats(keras.callbacks.Callback):  # type: ignore[misc]
         self._given = None if tables is None else [unwrap(table) for table in tables]
         self._log_dir = log_dir
         self._update_freq = update_freq
-        self._writer: Any = None
+        self._writer: tf.summary.SummaryWriter | None = None
         self._batches = self._batches_before_epoch = 0
         # The counters at the last report, for the logs and for TensorBoard.
         self._reported: dict[str, dict[str, dict[str, int]]] = {"logs": {}, "events": {}}

@@ -193,7 +193,7 @@ class Flush:
             remove_tree(new)
             sync_directory(self.path.parent)
 
-    def _without(self, segment: _Segment, rows: Rows) -> Any:
+    def _without(self, segment: _Segment, rows: Rows) -> bytes:
         """Returns the bytes of a segment with zeros as some rows, up to its last row in use."""
         _, per_unit = segment.unit
         units = np.array(self._units(segment)[: -(-segment.rows // per_unit)])

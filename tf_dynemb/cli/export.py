@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from tf_dynemb._presence import exists, is_directory, remove_tree
 from tf_dynemb.cli import paths
@@ -161,7 +162,7 @@ def _write_npy(
     name: str,
     dtype: np.dtype[Any],
     shape: tuple[int, ...],
-    chunks: Iterator[Any],
+    chunks: Iterator[npt.NDArray[Any]],
 ) -> None:
     with archive.open(name, "w", force_zip64=True) as file:
         header = {"descr": dtype.str, "fortran_order": False, "shape": shape}

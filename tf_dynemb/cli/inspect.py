@@ -6,6 +6,7 @@ import argparse
 import datetime
 import json
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 from tf_dynemb.chains.saved_models import is_model, served_tables
@@ -70,7 +71,7 @@ def _show(snapshots: list[dict[str, Any]]) -> None:
         print(aligned([members, *tables]))
 
 
-def aligned(lines: list[Any]) -> str:
+def aligned(lines: list[Sequence[object]]) -> str:
     """Returns a table as text. The first line is its head; numbers are right-aligned."""
     widths = [max(len(str(cell)) for cell in column) for column in zip(*lines, strict=True)]
     numeric = [
@@ -131,7 +132,7 @@ def _bytes(table: TableEntry) -> int:
     return sum(file.bytes for shard in table.shards for file in shard.files.values())
 
 
-def _short(cell: Any) -> Any:
+def _short(cell: object) -> object:
     if isinstance(cell, dict):
         return f"{cell['optimizer']} {'+'.join(map(str, cell['widths'])) or 0}"
     return "none" if cell is None else cell

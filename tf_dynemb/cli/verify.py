@@ -213,5 +213,5 @@ class _Keys:
         for begin in range(0, self._keys.size, _CHUNK):
             yield begin, self._keys[begin : begin + _CHUNK]
 
-    def _offset(self, position: Any) -> int:
+    def _offset(self, position: int | np.integer[Any]) -> int:
         return npy.HEADER_BYTES + int(position) * self._keys.dtype.itemsize

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tf_dynemb import _ops
 from tf_dynemb.ids.keys import as_keys, cast_keys, without_strings
+from tf_dynemb.ids.types import Ids, TensorLike
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,10 +27,10 @@ class Bags:
         static_num_bags: `num_bags` as an int if it is known when tracing, otherwise None.
     """
 
-    keys: Any
-    bags: Any
-    weights: Any
-    num_bags: Any
+    keys: tf.Tensor
+    bags: tf.Tensor
+    weights: tf.Tensor
+    num_bags: tf.Tensor
     static_num_bags: int | None
 
     @property
@@ -37,7 +38,7 @@ class Bags:
         """Whether weights were given."""
         return self.weights.shape.rank is None or self.weights.shape[0] != 0
 
-    def bag_of_key(self) -> Any:
+    def bag_of_key(self) -> tf.Tensor:
         """Returns the bag of each key: int64 [nnz]."""
         if self.bags.shape.rank == 2:
             return self.bags[:, 0]
@@ -45,7 +46,7 @@ class Bags:
             return tf.ragged.row_splits_to_segment_ids(self.bags)
         return tf.repeat(tf.range(self.num_bags), self.bags)
 
-    def of_ids(self, mask: Any) -> Bags:
+    def of_ids(self, mask: tf.Tensor) -> Bags:
         """Returns the same bags with only the ids for which `mask`, bool [nnz], is true."""
         weights = tf.boolean_mask(self.weights, mask) if self.has_weights else self.weights
         bag_of_key = tf.boolean_mask(self.bag_of_key(), mask)
@@ -57,12 +58,12 @@ class Bags:
         )
 
 
-def no_weights() -> Any:
+def no_weights() -> tf.Tensor:
     """Returns the tensor that represents the absence of weights."""
     return tf.zeros([0], tf.float32)
 
 
-def single(keys: Any) -> Bags:
+def single(keys: tf.Tensor) -> Bags:
     """Returns bags of one key each, for a lookup without pooling.
 
     Args:
@@ -77,7 +78,9 @@ def single(keys: Any) -> Bags:
     )
 
 
-def at_positions(keys: Any, positions: Any, count: Any, static_count: int | None) -> Bags:
+def at_positions(
+    keys: tf.Tensor, positions: tf.Tensor, count: tf.Tensor, static_count: int | None
+) -> Bags:
     """Returns bags of at most one key: vectors at `positions`, zeros elsewhere.
 
     Args:
@@ -90,7 +93,11 @@ def at_positions(keys: Any, positions: Any, count: Any, static_count: int | None
 
 
 def create(
-    ids: Any, weights: Any, key_type: Any, name: str = "sp_ids", string_hash: str | None = None
+    ids: Ids | TensorLike,
+    weights: Ids | TensorLike | None,
+    key_type: tf.DType,
+    name: str = "sp_ids",
+    string_hash: str | None = None,
 ) -> Bags:
     """Creates bags from the ids and weights that a user passes.
 
@@ -113,7 +120,7 @@ def create(
     return _from_dense(ids, weights, key_type, name)
 
 
-def _from_sparse(ids: Any, weights: Any, key_type: Any, name: str) -> Bags:
+def _from_sparse(ids: tf.SparseTensor, weights: Any, key_type: tf.DType, name: str) -> Bags:
     if ids.shape.rank is not None and ids.shape.rank < 2:
         raise ValueError(f"{name} must have rank 2, got a SparseTensor of the shape {ids.shape}.")
     keys = cast_keys(ids.values, key_type, name)
@@ -133,7 +140,7 @@ def _from_sparse(ids: Any, weights: Any, key_type: Any, name: str) -> Bags:
     )
 
 
-def _from_ragged(ids: Any, weights: Any, key_type: Any, name: str) -> Bags:
+def _from_ragged(ids: tf.RaggedTensor, weights: Any, key_type: tf.DType, name: str) -> Bags:
     if ids.ragged_rank != 1 or ids.values.shape.rank != 1:
         raise ValueError(
             f"{name} must be a RaggedTensor of two dimensions, got the shape {ids.shape}."
@@ -161,7 +168,7 @@ def _from_ragged(ids: Any, weights: Any, key_type: Any, name: str) -> Bags:
     )
 
 
-def _from_dense(ids: Any, weights: Any, key_type: Any, name: str) -> Bags:
+def _from_dense(ids: Any, weights: Any, key_type: tf.DType, name: str) -> Bags:
     ids = as_keys(ids, key_type, name)
     if ids.shape.rank not in (1, 2):
         raise ValueError(f"Dense {name} must have the shape [B] or [B, H], got {ids.shape}.")
@@ -189,7 +196,7 @@ def _from_dense(ids: Any, weights: Any, key_type: Any, name: str) -> Bags:
     )
 
 
-def _as_weights(values: Any, keys: Any, name: str) -> Any:
+def _as_weights(values: tf.Tensor, keys: tf.Tensor, name: str) -> tf.Tensor:
     if not _as_float(values):
         raise TypeError(f"sp_weights must be floating point, got {values.dtype.name}.")
     if not values.shape.is_compatible_with(keys.shape):
@@ -199,16 +206,16 @@ def _as_weights(values: Any, keys: Any, name: str) -> Any:
     return tf.cast(values, tf.float32)
 
 
-def _as_float(values: Any) -> bool:
+def _as_float(values: tf.Tensor) -> bool:
     return bool(values.dtype.is_floating)
 
 
-def _check_compatible(name: str, ids: Any, weights: Any) -> None:
+def _check_compatible(name: str, ids: tf.TensorShape, weights: tf.TensorShape) -> None:
     if not ids.is_compatible_with(weights):
         raise ValueError(f"sp_weights must have the shape of {name}, {ids}, got {weights}.")
 
 
-def _static_all_equal(a: Any, b: Any) -> bool | None:
+def _static_all_equal(a: tf.Tensor, b: tf.Tensor) -> bool | None:
     """Returns whether two tensors are equal; None if that is not known when tracing."""
     a, b = tf.get_static_value(a), tf.get_static_value(b)
     return None if a is None or b is None else bool(np.array_equal(a, b))

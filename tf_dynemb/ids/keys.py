@@ -5,14 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from tf_dynemb.ids.strings import ids_of_strings
+from tf_dynemb.ids.types import Ids, TensorLike
 
 KEY_TYPES = (tf.int64, tf.int32, tf.uint64)
 
 
-def as_keys(ids: Any, key_type: Any, name: str, string_hash: str | None = None) -> Any:
+def as_keys(
+    ids: TensorLike, key_type: tf.DType, name: str, string_hash: str | None = None
+) -> tf.Tensor:
     """Converts ids to a dense tensor of `key_type`, if that loses nothing.
 
     Args:
@@ -38,7 +42,9 @@ def as_keys(ids: Any, key_type: Any, name: str, string_hash: str | None = None) 
     return cast_keys(ids, key_type, name)
 
 
-def without_strings(ids: Any, key_type: Any, name: str, string_hash: str | None) -> Any:
+def without_strings(
+    ids: Ids | TensorLike, key_type: tf.DType, name: str, string_hash: str | None
+) -> Any:
     """Returns ids with the keys of strings in place of strings; the arguments are as in `as_keys`.
 
     Args:
@@ -68,7 +74,7 @@ def without_strings(ids: Any, key_type: Any, name: str, string_hash: str | None)
     return tf.cast(ids_of_strings(strings), key_type)
 
 
-def _strings_in(ids: Any, name: str) -> Any:
+def _strings_in(ids: Any, name: str) -> tf.Tensor | None:
     """Returns ids as a tensor of strings; None if there are none among them."""
     if isinstance(ids, (list, tuple)) and _holds_tensors(ids):
         ids = tf.convert_to_tensor(ids)
@@ -87,7 +93,7 @@ def _strings_in(ids: Any, name: str) -> Any:
     return tf.constant(array, tf.string)
 
 
-def cast_keys(ids: Any, key_type: Any, name: str) -> Any:
+def cast_keys(ids: tf.Tensor, key_type: tf.DType, name: str) -> tf.Tensor:
     """Casts a tensor of ids to `key_type`, or raises TypeError if that could lose bits."""
     dtype = ids.dtype
     if dtype == key_type:
@@ -107,7 +113,7 @@ def _holds_tensors(ids: Any) -> bool:
     return any(tf.is_tensor(item) for item in tf.nest.flatten(ids))
 
 
-def _array_of_integers(ids: Any, key_type: Any, name: str) -> Any:
+def _array_of_integers(ids: Any, key_type: tf.DType, name: str) -> npt.NDArray[Any]:
     """Returns Python numbers as an array of `key_type`: exact, so that 2**63 works for uint64."""
     array = np.array(ids, dtype=object)
     if not all(isinstance(i, (int, np.integer)) for i in array.flat):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import tensorflow as tf
 
 # The hash of `tf_dynemb.serving.string_hash`, which computes it without TensorFlow.
@@ -11,7 +9,7 @@ HASH = "farmhash64"
 _BUCKETS = 2**63 - 1
 
 
-def ids_of_strings(strings: Any) -> Any:
+def ids_of_strings(strings: tf.Tensor) -> tf.Tensor:
     """Returns the ids of a tensor of strings, int64 in [0, 2^63 - 1), in its shape."""
     return tf.strings.to_hash_bucket_fast(strings, _BUCKETS)
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from tf_dynemb._warn import warn
 from tf_dynemb.ids import bags, strings
 from tf_dynemb.ids.bags import Bags
 from tf_dynemb.ids.keys import cast_keys
+from tf_dynemb.ids.types import Ids
 from tf_dynemb.lookup.lookup_sparse import lookup_bags
 from tf_dynemb.tables import content, initializers
 from tf_dynemb.tables.cut import Rows
@@ -42,11 +44,11 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
         dim: int,
         *,
         initializer: Any,
-        key_type: Any,
+        key_type: tf.DType | str,
         padding_id: int | str | None,
-        default_vector: Any,
-        embeddings_regularizer: Any,
-        embeddings_constraint: Any,
+        default_vector: float | Sequence[float] | None,
+        embeddings_regularizer: keras.regularizers.Regularizer | str | None,
+        embeddings_constraint: keras.constraints.Constraint | str | None,
         table_options: Mapping[str, Any],
         hash_strings: bool = False,
         **kwargs: Any,
@@ -128,15 +130,15 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
         """
         return "float32" if self.variable_dtype == "float64" else str(self.variable_dtype)
 
-    def build(self, input_shape: Any = None) -> None:
+    def build(self, input_shape: tuple[int | None, ...] | None = None) -> None:
         """Only marks the layer as built: tables do not depend on the input."""
         self.built = True
 
-    def _insert(self, training: Any) -> bool:
+    def _insert(self, training: bool | None) -> bool:
         """Whether unknown ids get a row."""
         return is_training(training) and self.trainable
 
-    def _ids(self, inputs: Any) -> Any:
+    def _ids(self, inputs: Ids) -> Ids:
         """The ids as a tensor of the key type (or a SparseTensor or RaggedTensor of it)."""
         if isinstance(inputs, tf.SparseTensor):
             sparse = tf.SparseTensor(inputs.indices, self._ids(inputs.values), inputs.dense_shape)
@@ -166,10 +168,12 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
         with tf.control_dependencies([] if check is None else [check]):
             return tf.cast(tf.identity(inputs), self.key_type)
 
-    def _is_padding(self, ids: Any) -> Any:
+    def _is_padding(self, ids: tf.Tensor) -> tf.Tensor:
         return tf.equal(ids, tf.constant(self.padding_id, self.key_type))
 
-    def _vectors(self, tables: Sequence[Any], ids: Sequence[Any], training: Any) -> list[Any]:
+    def _vectors(
+        self, tables: Sequence[TableWeight], ids: Sequence[tf.Tensor], training: bool | None
+    ) -> list[tf.Tensor]:
         """Vectors of flat ids, `ids[i]` from `tables[i]`: [n, dim] of the compute dtype each.
 
         The padding id reads as zeros. Outside training, unknown ids read as the default vector.
@@ -183,7 +187,7 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
         outputs = lookup_bags(variables, features, ["sum"] * len(features), insert)
         return [tf.cast(output, self.compute_dtype) for output in outputs]
 
-    def _regularize(self, weight: TableWeight, keys: Any, insert: bool) -> None:
+    def _regularize(self, weight: TableWeight, keys: tf.Tensor, insert: bool) -> None:
         """Adds the loss of the rows of flat keys without padding, each distinct row once."""
         if self.embeddings_regularizer is None:
             return
@@ -192,7 +196,7 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
         dtype = tf.float64 if keras.config.floatx() == "float64" else tf.float32
         self.add_loss(self.embeddings_regularizer(tf.cast(rows, dtype)))
 
-    def _without_padding(self, ids: Any) -> Bags:
+    def _without_padding(self, ids: tf.Tensor) -> Bags:
         if self.padding_id is None:
             return bags.single(ids)
         keep = ~self._is_padding(ids)
@@ -205,7 +209,7 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
         tables = [weight.value for weight in self._weights_of_tables]
         return sum(len(table) * table.dimension for table in tables)
 
-    def save_own_variables(self, store: Any) -> None:
+    def save_own_variables(self, store: MutableMapping[str, npt.NDArray[Any]]) -> None:
         """Writes the rows of each table, with optimizer state, for `model.save_weights`."""
         for i, weight in enumerate(self._weights_of_tables):
             saved = content.read_content(weight.value)
@@ -213,7 +217,7 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
                 store[f"{i}_{part}"] = array
             store[f"{i}_info"] = np.frombuffer(saved.info.encode(), dtype=np.uint8)
 
-    def load_own_variables(self, store: Any) -> None:
+    def load_own_variables(self, store: Mapping[str, npt.NDArray[Any]]) -> None:
         """Replaces the rows of each table with those that `save_own_variables` wrote.
 
         Their optimizer state is loaded too if the optimizer is built, as with the optimizer's own
@@ -276,7 +280,7 @@ def _serialize_initializer(initializer: Any) -> Any:
     return initializer
 
 
-def _check_padding(padding_id: Any, key_type: Any) -> int | None:
+def _check_padding(padding_id: Any, key_type: tf.DType) -> int | None:
     if padding_id is None:
         return None
     if isinstance(padding_id, bool) or not hasattr(padding_id, "__index__"):
@@ -302,7 +306,7 @@ def _check_default(default_vector: Any, dim: int) -> list[float] | None:
     return [float(x) for x in np.broadcast_to(vector, (dim,))]
 
 
-def _with_static_shape(sparse: Any, shape: Any) -> Any:
+def _with_static_shape(sparse: tf.SparseTensor, shape: tf.TensorShape) -> tf.SparseTensor:
     if not tf.executing_eagerly():
         sparse._dense_shape_default = shape
     return sparse

@@ -15,6 +15,7 @@ Two things can differ on purpose:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -46,12 +47,12 @@ _ROWS_AT_A_TIME = 1 << 16
 
 
 def from_keras(
-    model: Any,
+    model: keras.Model,
     *,
     remove_lookups: bool = False,
     catch_up: bool | None = None,
     **table_options: Unpack[TableArguments],
-) -> Any:
+) -> keras.Model:
     """Returns a copy of a Keras model whose `keras.layers.Embedding` layers are tables.
 
     Each becomes a `tf_dynemb.layers.Embedding` of the same name, with a row for each id from 0 to
@@ -105,9 +106,9 @@ def from_keras(
     for reason in kept:
         warn(reason)
     lookups = RemovedLookups(model, found) if remove_lookups else None
-    made: dict[int, tuple[Any, ConvertedIds]] = {}
+    made: dict[int, tuple[Embedding, ConvertedIds]] = {}
 
-    def replace(layer: Any) -> list[Any] | None:
+    def replace(layer: keras.layers.Layer) -> list[keras.layers.Layer] | None:
         if lookups is not None and lookups.is_removed(layer):
             return []
         if not _is_converted(layer):
@@ -116,7 +117,7 @@ def from_keras(
         made[id(layer)] = _to_table(layer, ids, table_options), ids
         return [made[id(layer)][0]]
 
-    def takes_ids(layer: Any) -> bool:
+    def takes_ids(layer: keras.layers.Layer) -> bool:
         return _is_converted(layer) or (lookups is not None and lookups.is_removed(layer))
 
     copied = ModelCopy(model, replace, takes_ids, _TO_TABLE)
@@ -150,7 +151,7 @@ def from_keras(
     return copied.model
 
 
-def to_keras(model: Any) -> Any:
+def to_keras(model: keras.Model) -> keras.Model:
     """Returns a copy of a model in which `tf_dynemb.layers.Embedding` is `keras.layers.Embedding`.
 
     The inverse of `from_keras`: vectors, all other weights, and if the model is compiled, loss,
@@ -186,7 +187,7 @@ def to_keras(model: Any) -> Any:
         check_to_keras(layer)
     made: dict[int, Matrix] = {}
 
-    def replace(layer: Any) -> list[Any] | None:
+    def replace(layer: keras.layers.Layer) -> list[keras.layers.Layer] | None:
         if not isinstance(layer, TableLayer):
             return None
         made[id(layer)] = Matrix(layer)
@@ -225,17 +226,17 @@ def to_keras(model: Any) -> Any:
     return copied.model
 
 
-def _check_model(model: Any, by_hand: str) -> None:
+def _check_model(model: keras.Model, by_hand: str) -> None:
     if not isinstance(model, keras.Model):
         raise TypeError(f"model must be a keras.Model, got {model!r:.100}.")
     check_copied(model, by_hand)
 
 
-def _is_converted(layer: Any) -> bool:
+def _is_converted(layer: keras.layers.Layer) -> bool:
     return type(layer) is keras.layers.Embedding and _why_kept(layer) is None
 
 
-def _why_kept(layer: Any) -> str | None:
+def _why_kept(layer: keras.layers.Layer) -> str | None:
     """Why an embedding stays Keras's, a sentence; None if the layer has none, or can be a table."""
     if type(layer) is keras.layers.Embedding:
         if getattr(layer, "lora_enabled", False):
@@ -256,7 +257,9 @@ def _why_kept(layer: Any) -> str | None:
     return None
 
 
-def _to_table(layer: Any, ids: ConvertedIds, table_options: Any) -> Any:
+def _to_table(
+    layer: keras.layers.Layer, ids: ConvertedIds, table_options: Mapping[str, Any]
+) -> Embedding:
     """Returns the layer with a table."""
     matrix = np.asarray(layer.embeddings)
     initializer = layer.embeddings_initializer
@@ -296,7 +299,7 @@ def _to_table(layer: Any, ids: ConvertedIds, table_options: Any) -> Any:
     return own
 
 
-def _copy_optimizer(model: Any) -> Any:
+def _copy_optimizer(model: keras.Model) -> keras.optimizers.Optimizer | None:
     """Returns a fresh copy of a model's optimizer; None, with a warning, if the user must do it."""
     optimizer = model.optimizer
     if isinstance(optimizer, OptimizerWrapper):
@@ -312,7 +315,9 @@ def _copy_optimizer(model: Any) -> Any:
     return moments.fresh(optimizer)
 
 
-def _compile(model: Any, copied: Any, optimizer: Any) -> None:
+def _compile(
+    model: keras.Model, copied: keras.Model, optimizer: keras.optimizers.Optimizer
+) -> None:
     """Compiles a copy as a model is compiled, with another optimizer."""
     arguments = {
         name: keras.tree.map_structure(_fresh_metric, value)
@@ -328,12 +333,16 @@ def _fresh_metric(value: Any) -> Any:
     return value
 
 
-def _is_excluded(core: Any, variable: Any) -> bool:
+def _is_excluded(core: keras.optimizers.Optimizer, variable: keras.Variable) -> bool:
     """Whether a user has excluded a variable from weight decay, not by its name."""
     return core._var_key(variable) in (getattr(core, "_exclude_from_weight_decay", None) or ())
 
 
-def _exclude(before: Any, optimizer: Any, variables: list[Any]) -> None:
+def _exclude(
+    before: keras.optimizers.Optimizer,
+    optimizer: keras.optimizers.Optimizer,
+    variables: list[keras.Variable],
+) -> None:
     """Excludes variables from weight decay, and those with the names that `before` excludes."""
     pattern = getattr(before, "_exclude_from_weight_decay_pattern", None)
     if variables or pattern is not None:
@@ -343,7 +352,7 @@ def _exclude(before: Any, optimizer: Any, variables: list[Any]) -> None:
         optimizer.exclude_from_weight_decay(var_list=variables, var_names=names)
 
 
-def _needs_catch_up(core: Any, layers: list[Any]) -> bool:
+def _needs_catch_up(core: keras.optimizers.Optimizer, layers: list[keras.layers.Layer]) -> bool:
     """Whether rows must make up for steps to move as in Keras; warns if they cannot."""
     if not moments.moves_rows_without_gradient(core):
         return False
@@ -363,7 +372,7 @@ def _needs_catch_up(core: Any, layers: list[Any]) -> bool:
     return why is None
 
 
-def _warn_of_fresh(core: Any, layers: list[str]) -> None:
+def _warn_of_fresh(core: keras.optimizers.Optimizer, layers: list[str]) -> None:
     if layers:
         warn(
             f"The states of {type(core).__name__} for the rows of {', '.join(layers)} are reset: "

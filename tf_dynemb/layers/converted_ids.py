@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import keras
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from tf_dynemb.ids import strings
@@ -23,12 +24,12 @@ class ConvertedIds(NamedTuple):
         options: arguments of the layer that depend on what ids are.
     """
 
-    keys: Any
-    rows: Any
+    keys: npt.NDArray[Any]
+    rows: npt.NDArray[np.int64]
     options: dict[str, Any]
 
 
-def indices(layer: Any) -> ConvertedIds:
+def indices(layer: keras.layers.Embedding) -> ConvertedIds:
     """The rows of the matrix are the keys."""
     rows = np.arange(layer.input_dim)
     return ConvertedIds(rows, rows, {"mask_zero": layer.mask_zero})
@@ -45,9 +46,9 @@ class RemovedLookups:
         ValueError: a lookup cannot be removed, or there is none.
     """
 
-    def __init__(self, model: Any, embeddings: list[Any]) -> None:
+    def __init__(self, model: keras.Model, embeddings: list[keras.layers.Embedding]) -> None:
         self._embeddings = {id(layer) for layer in embeddings}
-        self._sources: dict[int, list[Any]] = {}
+        self._sources: dict[int, list[keras.layers.Layer]] = {}
         lookups = [layer for layer in layers_of(model) if isinstance(layer, _LOOKUPS)]
         self._removed = {id(layer) for layer in lookups if self._feeds_embeddings(model, layer)}
         if not self._removed:
@@ -63,18 +64,18 @@ class RemovedLookups:
                     "layers, whose keys would be mixed. Leave remove_lookups out."
                 )
 
-    def is_removed(self, layer: Any) -> bool:
+    def is_removed(self, layer: keras.layers.Layer) -> bool:
         """Whether a layer is a lookup that is removed."""
         return id(layer) in self._removed
 
-    def ids_of(self, layer: Any) -> ConvertedIds:
+    def ids_of(self, layer: keras.layers.Embedding) -> ConvertedIds:
         """Returns the ids of an embedding: those of the lookup that was in front, or indices."""
         if id(layer) not in self._sources:
             return indices(layer)
         (lookup,) = self._sources[id(layer)]
         return _ids_of(lookup, layer)
 
-    def _feeds_embeddings(self, model: Any, lookup: Any) -> bool:
+    def _feeds_embeddings(self, model: keras.Model, lookup: keras.layers.Layer) -> bool:
         fed = []
         for output in [x for node in lookup._inbound_nodes for x in node.output_tensors]:
             for one in _models_of(model):
@@ -87,7 +88,7 @@ class RemovedLookups:
             self._sources.setdefault(id(layer), []).append(lookup)
         return True
 
-    def _has_other_ids(self, model: Any, layer: Any) -> bool:
+    def _has_other_ids(self, model: keras.Model, layer: keras.layers.Layer) -> bool:
         sources = {
             id(x._keras_history.operation)
             for one in _models_of(model)
@@ -98,7 +99,7 @@ class RemovedLookups:
         return bool(sources - self._removed)
 
 
-def _ids_of(lookup: Any, layer: Any) -> ConvertedIds:
+def _ids_of(lookup: keras.layers.Layer, layer: keras.layers.Embedding) -> ConvertedIds:
     """Returns the ids of an embedding without the lookup in front of it.
 
     Raises:
@@ -155,7 +156,7 @@ def _ids_of(lookup: Any, layer: Any) -> ConvertedIds:
     return ConvertedIds(keys[rows < len(matrix)], rows[rows < len(matrix)], options)
 
 
-def _models_of(model: Any) -> list[Any]:
+def _models_of(model: keras.Model) -> list[keras.Model]:
     """Returns a model and all models inside it."""
     found = [model]
     for layer in model.layers:

@@ -38,16 +38,16 @@ class ModelCopy:
 
     def __init__(
         self,
-        model: Any,
-        replace: Callable[[Any], Sequence[Any] | None],
-        takes_ids: Callable[[Any], bool],
+        model: keras.Model,
+        replace: Callable[[keras.layers.Layer], Sequence[keras.layers.Layer] | None],
+        takes_ids: Callable[[keras.Operation], bool],
         by_hand: str,
     ) -> None:
         self._replace = replace
         self._takes_ids = takes_ids
         self._by_hand = by_hand
-        self._copies: dict[int, list[Any]] = {}
-        self.pairs: list[tuple[Any, Any]] = []
+        self._copies: dict[int, list[Callable[..., Any]]] = {}
+        self.pairs: list[tuple[keras.layers.Layer, keras.layers.Layer]] = []
         self.model = self._model(model)
         for layer, copied in self.pairs:
             for variable, own in zip(layer.variables, copied.variables, strict=True):
@@ -57,7 +57,7 @@ class ModelCopy:
                 if isinstance(inner, keras.layers.Normalization) and inner.built:
                     inner.finalize_state()
 
-    def variable_pairs(self) -> list[tuple[Any, Any]]:
+    def variable_pairs(self) -> list[tuple[keras.Variable, keras.Variable]]:
         """Returns (variable, its copy), for all variables that were copied."""
         return [
             pair
@@ -65,7 +65,7 @@ class ModelCopy:
             for pair in zip(layer.variables, copied.variables, strict=True)
         ]
 
-    def _model(self, model: Any) -> Any:
+    def _model(self, model: keras.Model) -> keras.Model:
         check_copied(model, self._by_hand)
         if isinstance(model, keras.Sequential):
             copied = self._sequential(model)
@@ -75,12 +75,12 @@ class ModelCopy:
             copied.trainable = False
         return copied
 
-    def _sequential(self, model: Any) -> Any:
+    def _sequential(self, model: keras.Sequential) -> keras.Sequential:
         (source,) = model.inputs
         layers = [new for layer in model.layers for new in self._layers(layer)]
         return type(model)([self._input(model, source), *layers], name=model.name)
 
-    def _functional(self, model: Any) -> Any:
+    def _functional(self, model: keras.Model) -> keras.Model:
         inputs = keras.tree.map_structure(lambda x: self._input(model, x), model.input)
         for operation in _mask_operations(model):
             self._copies[operation] = [_no_mask]
@@ -93,7 +93,7 @@ class ModelCopy:
             return copied
         return type(model)(copied.input, copied.output, name=model.name)
 
-    def _input(self, model: Any, tensor: Any) -> Any:
+    def _input(self, model: keras.Model, tensor: keras.KerasTensor) -> keras.KerasTensor:
         layer = tensor._keras_history.operation
         dtype = tensor.dtype
         if _cuts_ids(dtype) and self._feeds_ids(model, tensor) == "only":
@@ -107,26 +107,26 @@ class ModelCopy:
             optional=getattr(layer, "optional", False),
         )
 
-    def _feeds_ids(self, model: Any, tensor: Any) -> str:
+    def _feeds_ids(self, model: keras.Model, tensor: keras.KerasTensor) -> str:
         """Whether an input feeds layers that take ids: "only" these, "also" these, or "not"."""
         found = {
             self._reads_ids(layer, number) for layer, number in consumers_of(model, tensor)
         } or {False}
         return "not" if found == {False} else "only" if found == {True} else "also"
 
-    def _reads_ids(self, layer: Any, number: int) -> bool:
+    def _reads_ids(self, layer: keras.Operation, number: int) -> bool:
         """Whether the input of a layer with this number takes ids, and nothing else."""
         if isinstance(layer, (keras.Sequential, Functional)):
             return self._feeds_ids(layer, layer.inputs[number]) == "only"
         return self._takes_ids(layer)
 
-    def _layers(self, layer: Any) -> list[Any]:
+    def _layers(self, layer: keras.Operation) -> list[Callable[..., Any]]:
         """Returns the layers that take the place of a layer, the same ones in each call."""
         if id(layer) not in self._copies:
             self._copies[id(layer)] = self._make(layer)
         return self._copies[id(layer)]
 
-    def _make(self, layer: Any) -> list[Any]:
+    def _make(self, layer: keras.Operation) -> list[Callable[..., Any]]:
         if isinstance(layer, (keras.Sequential, Functional)):
             return [self._model(layer)]
         replaced = self._replace(layer) if isinstance(layer, keras.layers.Layer) else None
@@ -138,7 +138,7 @@ class ModelCopy:
             self.pairs.append((layer, copied))
         return [copied]
 
-    def _call(self, chain: Any, *args: Any, **kwargs: Any) -> Any:
+    def _call(self, chain: _Chain, *args: keras.KerasTensor, **kwargs: Any) -> keras.KerasTensor:
         *before, last = chain.layers or [lambda ids: ids]
         for layer in before:
             args = (layer(*args),)
@@ -146,7 +146,7 @@ class ModelCopy:
             args = (self._as_ids(args[0], last), *args[1:])
         return last(*args, **kwargs)
 
-    def _as_ids(self, value: Any, layer: Any) -> Any:
+    def _as_ids(self, value: keras.KerasTensor, layer: keras.layers.Layer) -> keras.KerasTensor:
         """Casts an input that also feeds other layers, as Keras's Embedding does."""
         source = getattr(getattr(value, "_keras_history", None), "operation", None)
         if not isinstance(source, keras.layers.InputLayer) or not _cuts_ids(value.dtype):
@@ -162,11 +162,13 @@ class ModelCopy:
 class _Chain:
     """Layers that clone_model takes for one; `ModelCopy._call` calls them."""
 
-    def __init__(self, layers: list[Any]) -> None:
+    def __init__(self, layers: list[Callable[..., Any]]) -> None:
         self.layers = layers
 
     @staticmethod
-    def of(layers: Callable[[Any], list[Any]]) -> Callable[[Any], _Chain]:
+    def of(
+        layers: Callable[[keras.Operation], list[Callable[..., Any]]],
+    ) -> Callable[[keras.Operation], _Chain]:
         """Returns a `clone_function`."""
         return lambda layer: _Chain(layers(layer))
 
@@ -175,7 +177,7 @@ def _no_mask(*args: Any, **kwargs: Any) -> None:
     """Takes the place of an operation that computes a mask."""
 
 
-def check_copied(model: Any, by_hand: str) -> None:
+def check_copied(model: keras.Model, by_hand: str) -> None:
     """Raises a ValueError if a model cannot be copied."""
     functional = isinstance(model, Functional) and not isinstance(model, keras.Sequential)
     known = keras.Sequential if isinstance(model, keras.Sequential) else Functional
@@ -192,7 +194,9 @@ def check_copied(model: Any, by_hand: str) -> None:
         )
 
 
-def consumers_of(model: Any, tensor: Any) -> Iterator[tuple[Any, int]]:
+def consumers_of(
+    model: keras.Model, tensor: keras.KerasTensor
+) -> Iterator[tuple[keras.Operation, int]]:
     """Yields the layers of a model that a tensor feeds, and the number of it among their inputs.
 
     Operations that compute masks are left out: the copies of the layers make their own.
@@ -204,13 +208,13 @@ def consumers_of(model: Any, tensor: Any) -> Iterator[tuple[Any, int]]:
                 yield node.operation, number
 
 
-def nodes_of(model: Any) -> list[Any]:
+def nodes_of(model: keras.Model) -> list[Any]:
     """Returns the calls of layers and operations in a Functional or Sequential model."""
     functional = model._functional if isinstance(model, keras.Sequential) else model
     return [node for nodes in functional._nodes_by_depth.values() for node in nodes]
 
 
-def _mask_operations(model: Any) -> set[int]:
+def _mask_operations(model: keras.Model) -> set[int]:
     """The ids of the operations that compute nothing but masks which layers pass on by themselves.
 
     A layer with `mask_zero` adds an operation on its ids to the model. It becomes an argument of
@@ -247,14 +251,14 @@ def _mask_operations(model: Any) -> set[int]:
             del found[key]
 
 
-def _is_only_mask(tensor: Any, node: Any) -> bool:
+def _is_only_mask(tensor: keras.KerasTensor, node: Any) -> bool:
     """Whether a tensor is for a layer only the mask of one of its inputs."""
     if any(x is tensor for x in keras.tree.flatten(node.arguments.args)):
         return False
     return any(getattr(x, "_keras_mask", None) is tensor for x in node.input_tensors)
 
 
-def layers_of(model: Any) -> Iterator[Any]:
+def layers_of(model: keras.Model) -> Iterator[keras.layers.Layer]:
     """Yields the layers of a model and of the models inside it, each once."""
     seen: set[int] = set()
     todo = [model]
@@ -269,23 +273,23 @@ def layers_of(model: Any) -> Iterator[Any]:
             yield one
 
 
-def _all_layers(layer: Any) -> list[Any]:
+def _all_layers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
     return list(layer._flatten_layers())
 
 
-def _takes_integers(layer: Any) -> bool:
+def _takes_integers(layer: keras.layers.Layer) -> bool:
     """Whether a layer refuses ids as floats."""
     if isinstance(layer, keras.Sequential):
         layer = layer.layers[0]
     return isinstance(layer, TableLayer)
 
 
-def _cuts_ids(dtype: Any) -> bool:
+def _cuts_ids(dtype: tf.DType) -> bool:
     dtype = tf.as_dtype(dtype)
     return bool(dtype.is_floating or (dtype.is_integer and dtype.size < 8))
 
 
-def _copy_assets(layer: Any, copied: Any) -> None:
+def _copy_assets(layer: keras.layers.Layer, copied: keras.layers.Layer) -> None:
     """Copies what layers have beside variables: vocabularies that `adapt` has found."""
     # Before they are built: layers call lookups without a vocabulary differently.
     pairs = [[x for x in _all_layers(y) if hasattr(x, "save_assets")] for y in (layer, copied)]
@@ -295,7 +299,7 @@ def _copy_assets(layer: Any, copied: Any) -> None:
             other.load_assets(folder)
 
 
-def _fresh(layer: Any) -> Any:
+def _fresh(layer: keras.Operation) -> keras.Operation:
     """Returns a layer or operation with the same arguments, not built."""
     if type(layer) is not keras.layers.Lambda:
         return type(layer).from_config(layer.get_config())

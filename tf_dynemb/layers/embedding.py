@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from tf_dynemb._aliases import one_of
+from tf_dynemb.ids.types import Ids
 from tf_dynemb.layers.base import TableLayer
 from tf_dynemb.layers.input_dtype import check_input_dtype
 from tf_dynemb.layers.pooling import check_combiner, pool_ids, pooled_shape
 from tf_dynemb.tables.options import LayerArguments, Signature, check_dimension
+from tf_dynemb.variables.dynamic import DynamicVariable
+from tf_dynemb.variables.keras_weight import TableWeight
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -80,12 +85,12 @@ class Embedding(TableLayer):
         initializer: Any = None,
         combiner: str | None = None,
         padding_id: int | str | None = None,
-        default_vector: Any = None,
+        default_vector: float | Sequence[float] | None = None,
         mask_zero: bool = False,
-        key_type: Any = "int64",
+        key_type: tf.DType | str = "int64",
         hash_strings: bool = False,
-        embeddings_regularizer: Any = None,
-        embeddings_constraint: Any = None,
+        embeddings_regularizer: keras.regularizers.Regularizer | str | None = None,
+        embeddings_constraint: keras.constraints.Constraint | str | None = None,
         input_dim: int | None = None,
         output_dim: int | None = None,
         embeddings_initializer: Any = None,
@@ -124,7 +129,7 @@ class Embedding(TableLayer):
         if matrix is not None:
             self._create_rows(matrix)
 
-    def _check_weights(self, weights: Any, input_dim: int | None) -> Any:
+    def _check_weights(self, weights: Any, input_dim: int | None) -> npt.NDArray[Any]:
         """Returns the matrix of `weights`; raises a ValueError if it does not fit."""
         if isinstance(weights, (list, tuple)) and len(weights) == 1:
             weights = weights[0]
@@ -143,7 +148,7 @@ class Embedding(TableLayer):
             raise ValueError(f"weights has {len(matrix)} rows, more than max_capacity={most}.")
         return matrix
 
-    def _create_rows(self, matrix: Any) -> None:
+    def _create_rows(self, matrix: npt.NDArray[Any]) -> None:
         keys = np.arange(len(matrix)).astype(self.key_type.as_numpy_dtype)
         if self.padding_id is not None:
             kept = keys != self.padding_id
@@ -154,12 +159,13 @@ class Embedding(TableLayer):
                 self.table.upsert(keys[some], tf.cast(matrix[some], self.table.dtype))
 
     @property
-    def table(self) -> Any:
+    def table(self) -> DynamicVariable:
         """The table, a `DynamicVariable`."""
-        return self._weight.value
+        table: DynamicVariable = self._weight.value
+        return table
 
     @property
-    def embeddings(self) -> Any:
+    def embeddings(self) -> TableWeight:
         """The weight, as in Keras; it has no dense value. `tf_dynemb.export` has keys and rows."""
         return self._weight
 
@@ -176,7 +182,7 @@ class Embedding(TableLayer):
             "is the number of ids that have a row now."
         )
 
-    def call(self, inputs: Any, training: Any = None) -> Any:
+    def call(self, inputs: Ids, training: bool | None = None) -> tf.Tensor | tf.RaggedTensor:
         """Looks up ids; see the class for shapes."""
         ids = self._ids(inputs)
         if self.combiner is not None:
@@ -191,7 +197,7 @@ class Embedding(TableLayer):
         output.set_shape(ids.shape.concatenate([self.dim]))
         return output
 
-    def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
+    def compute_mask(self, inputs: Ids, mask: tf.Tensor | None = None) -> tf.Tensor | None:
         """Returns a mask that is False where the id is padding, or None if no id is.
 
         Padding is the `padding_id`, and 0 with `mask_zero`.
@@ -208,13 +214,15 @@ class Embedding(TableLayer):
             mask = part if mask is None else keras.ops.logical_and(mask, part)
         return mask
 
-    def compute_output_shape(self, input_shape: Any) -> Any:
+    def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
         """Returns the shape of the output."""
         if self.combiner is not None:
             return pooled_shape(input_shape, self.dim)
         return (*input_shape, self.dim)
 
-    def compute_output_spec(self, inputs: Any, training: Any = None) -> Any:
+    def compute_output_spec(
+        self, inputs: keras.KerasTensor, training: bool | None = None
+    ) -> keras.KerasTensor:
         """Returns the shape and dtype of the output."""
         check_input_dtype(self, inputs)
         ragged = bool(getattr(inputs, "ragged", False)) and self.combiner is None

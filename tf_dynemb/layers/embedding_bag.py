@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
 
+from tf_dynemb.ids.types import Ids
 from tf_dynemb.layers.base import TableLayer
 from tf_dynemb.layers.input_dtype import check_input_dtype
 from tf_dynemb.layers.pooling import check_combiner, pool_ids, pooled_shape
 from tf_dynemb.tables.options import LayerArguments, Signature
+from tf_dynemb.variables.dynamic import DynamicVariable
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -60,11 +63,11 @@ class EmbeddingBag(TableLayer):
         initializer: Any = None,
         *,
         padding_id: int | str | None = None,
-        default_vector: Any = None,
-        key_type: Any = "int64",
+        default_vector: float | Sequence[float] | None = None,
+        key_type: tf.DType | str = "int64",
         hash_strings: bool = False,
-        embeddings_regularizer: Any = None,
-        embeddings_constraint: Any = None,
+        embeddings_regularizer: keras.regularizers.Regularizer | str | None = None,
+        embeddings_constraint: keras.constraints.Constraint | str | None = None,
         **table_options: Unpack[LayerArguments],
     ) -> None:
         super().__init__(
@@ -82,22 +85,34 @@ class EmbeddingBag(TableLayer):
         self._weight = self._add_table("embeddings")
 
     @property
-    def table(self) -> Any:
+    def table(self) -> DynamicVariable:
         """The table, a `DynamicVariable`."""
-        return self._weight.value
+        table: DynamicVariable = self._weight.value
+        return table
 
-    def call(self, inputs: Any, weights: Any = None, training: Any = None) -> Any:
+    def call(
+        self, inputs: Ids, weights: Ids | None = None, training: bool | None = None
+    ) -> tf.Tensor | tf.RaggedTensor:
         """Looks up and pools ids; see the class for shapes."""
         ids = self._ids(inputs)
         if weights is not None and not isinstance(weights, (tf.SparseTensor, tf.RaggedTensor)):
             weights = tf.convert_to_tensor(weights)
         return pool_ids(self, self._weight, ids, weights, str(self.combiner), training)
 
-    def compute_output_shape(self, inputs_shape: Any, weights_shape: Any = None) -> Any:
+    def compute_output_shape(
+        self,
+        inputs_shape: tuple[int | None, ...],
+        weights_shape: tuple[int | None, ...] | None = None,
+    ) -> tuple[int | None, ...]:
         """Returns the shape of the output."""
         return pooled_shape(inputs_shape, self.dim)
 
-    def compute_output_spec(self, inputs: Any, weights: Any = None, training: Any = None) -> Any:
+    def compute_output_spec(
+        self,
+        inputs: keras.KerasTensor,
+        weights: keras.KerasTensor | None = None,
+        training: bool | None = None,
+    ) -> keras.KerasTensor:
         """Returns the shape and dtype of the output."""
         check_input_dtype(self, inputs)
         return keras.KerasTensor(pooled_shape(inputs.shape, self.dim), dtype=self.compute_dtype)

@@ -13,6 +13,8 @@ import keras
 import tensorflow as tf
 from keras.src.backend.common import global_state
 
+from tf_dynemb.layers.base import TableLayer
+
 
 class _Integers(str):
     """A dtype that equals every integer dtype, for `keras.layers.InputSpec`."""
@@ -27,7 +29,7 @@ class _Integers(str):
         return str.__hash__(self)
 
 
-def check_input_dtype(layer: Any, ids: Any) -> None:
+def check_input_dtype(layer: TableLayer, ids: Any) -> None:
     """Checks the ids with which a model calls a layer when it is built.
 
     The input of a `keras.Sequential` feeds only the first layer, and Keras gives it the dtype of
@@ -77,7 +79,7 @@ def check_input_dtype(layer: Any, ids: Any) -> None:
             )
 
 
-def _sequential_around(source: Any) -> Any:
+def _sequential_around(source: keras.layers.InputLayer) -> keras.Sequential | None:
     """Returns the Sequential that is being built and begins with this InputLayer, or None."""
     scopes = global_state.get_global_attribute("name_scope_stack") or []
     for model in (scope.caller for scope in scopes):
@@ -86,7 +88,7 @@ def _sequential_around(source: Any) -> Any:
     return None
 
 
-def _accept_only(model: Any, layer: Any) -> None:
+def _accept_only(model: keras.Sequential, layer: TableLayer) -> None:
     """Makes a Sequential refuse floats, and the inputs of models around it that would cut ids.
 
     Otherwise Keras would cast both to the dtype of the Sequential's input.

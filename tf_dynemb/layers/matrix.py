@@ -6,12 +6,15 @@ from typing import Any
 
 import keras
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
+from tf_dynemb.layers.base import TableLayer
 from tf_dynemb.layers.embedding import Embedding
 from tf_dynemb.optimizers import moments
 from tf_dynemb.tables import content
 from tf_dynemb.tables.cut import from_bits
+from tf_dynemb.variables.dynamic import DynamicVariable
 
 # A matrix may have this many times the rows of the table, and these more.
 _MATRIX_FACTOR, _MATRIX_ROWS = 2, 1000
@@ -24,7 +27,7 @@ class Matrix:
         layer: the layer with the table.
     """
 
-    def __init__(self, layer: Any) -> None:
+    def __init__(self, layer: Embedding) -> None:
         self._table = table = layer.table
         self._held = held = content.read_content(table)
         keys = held.rows.keys
@@ -40,6 +43,7 @@ class Matrix:
         else:
             known = np.sort(keys[keys != masked]) if masked is not None else np.sort(keys)
             if not len(known):  # Keras's lookups need a value
+                assert masked is not None
                 known = np.array([masked + 1], keys.dtype)
             first = 1 + (masked is not None)
             self._rows = np.where(keys == masked, 0, first + np.searchsorted(known, keys))
@@ -75,7 +79,7 @@ class Matrix:
         )
         self.layers = [self.embedding] if lookup is None else [lookup, self.embedding]
 
-    def states(self) -> list[Any]:
+    def states(self) -> list[npt.NDArray[np.float32]]:
         """Returns the states of the matrix; rows that the table has not are as new ones."""
         found = []
         inits = (self._table.state_spec or ("", (), ()))[2]
@@ -86,7 +90,7 @@ class Matrix:
         return found
 
 
-def check_to_keras(layer: Any) -> None:
+def check_to_keras(layer: TableLayer) -> None:
     """Raises a ValueError if a layer with tables has no counterpart in Keras."""
     if type(layer) is not Embedding:
         raise ValueError(
@@ -117,7 +121,7 @@ def check_to_keras(layer: Any) -> None:
         )
 
 
-def _vector_of_unknown(table: Any) -> Any:
+def _vector_of_unknown(table: DynamicVariable) -> npt.NDArray[np.float32]:
     """The vector of all ids without a row."""
     if table.default_vector is not None:
         return np.array(table.default_vector, np.float32)

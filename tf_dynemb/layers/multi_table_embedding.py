@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
+from tf_dynemb.ids.types import Ids, TensorLike
 from tf_dynemb.layers.base import TableLayer, check_table_options
 from tf_dynemb.layers.input_dtype import check_input_dtype
 from tf_dynemb.tables.options import LayerArguments, Signature, check_dimension, to_config
+from tf_dynemb.variables.dynamic import DynamicVariable
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -71,11 +73,11 @@ class MultiTableEmbedding(TableLayer):
         initializer: Any = None,
         *,
         padding_id: int | str | None = None,
-        default_vector: Any = None,
-        key_type: Any = "int64",
+        default_vector: float | Sequence[float] | None = None,
+        key_type: tf.DType | str = "int64",
         hash_strings: bool = False,
-        embeddings_regularizer: Any = None,
-        embeddings_constraint: Any = None,
+        embeddings_regularizer: keras.regularizers.Regularizer | str | None = None,
+        embeddings_constraint: keras.constraints.Constraint | str | None = None,
         **table_options: Unpack[LayerArguments],
     ) -> None:
         options = _options_of_tables(tables)
@@ -104,11 +106,16 @@ class MultiTableEmbedding(TableLayer):
         self._weights = [self._add_table(f"table_{i}", **one) for i, one in enumerate(options)]
 
     @property
-    def tables(self) -> list[Any]:
+    def tables(self) -> list[DynamicVariable]:
         """The tables, a list of `DynamicVariable`."""
         return [weight.value for weight in self._weights]
 
-    def call(self, inputs: Any, table_ids: Any = None, training: Any = None) -> Any:
+    def call(
+        self,
+        inputs: Ids | Sequence[Ids] | dict[str, Ids],
+        table_ids: TensorLike | None = None,
+        training: bool | None = None,
+    ) -> tf.Tensor | list[Ids] | dict[str, Ids]:
         """Looks up ids; see the class for shapes."""
         if isinstance(inputs, (list, tuple, dict)):
             if table_ids is not None:
@@ -133,7 +140,9 @@ class MultiTableEmbedding(TableLayer):
         output.set_shape([ids.shape[0], features, self.dim])
         return output
 
-    def _by_feature(self, inputs: Any, training: Any) -> Any:
+    def _by_feature(
+        self, inputs: Sequence[Ids] | dict[str, Ids], training: bool | None
+    ) -> list[Ids] | dict[str, Ids]:
         """Vectors of a list or dict of features, each dense or ragged, in the same structure."""
         features = [self._ids(ids) for ids in self._in_order(inputs)]
         flat = []
@@ -157,7 +166,7 @@ class MultiTableEmbedding(TableLayer):
             return dict(zip(self._feature_names, outputs, strict=True))
         return outputs
 
-    def _flat_vectors(self, flat: Sequence[Any], training: Any) -> list[Any]:
+    def _flat_vectors(self, flat: Sequence[tf.Tensor], training: bool | None) -> list[tf.Tensor]:
         """Vectors [n, dim] of the flat ids [n] of each feature, in one lookup."""
         used = sorted(set(self.feature_tables))
         groups = [[f for f, t in enumerate(self.feature_tables) if t == table] for table in used]
@@ -166,7 +175,7 @@ class MultiTableEmbedding(TableLayer):
             [tf.concat([flat[f] for f in group], 0) for group in groups],
             training,
         )
-        by_feature: list[Any] = [None] * len(flat)
+        by_feature: list[tf.Tensor] = [None] * len(flat)
         for group, values in zip(groups, vectors, strict=True):
             sizes = tf.stack([tf.size(flat[f]) for f in group])
             for f, part in zip(group, tf.split(values, sizes, num=len(group)), strict=True):
@@ -204,7 +213,9 @@ class MultiTableEmbedding(TableLayer):
                 f"tensor for each feature, not {what}."
             )
 
-    def _by_table_ids(self, ids: Any, table_ids: Any, training: Any) -> Any:
+    def _by_table_ids(
+        self, ids: tf.Tensor, table_ids: tf.Tensor, training: bool | None
+    ) -> tf.Tensor:
         if not table_ids.dtype.is_integer:
             raise TypeError(f"table_ids must be integers, got {table_ids.dtype.name}.")
         if not ids.shape.is_compatible_with(table_ids.shape):
@@ -239,7 +250,9 @@ class MultiTableEmbedding(TableLayer):
             return [(*shape, self._dim_of(f)) for f, shape in enumerate(inputs_shape)]
         return (*inputs_shape, self.dim)
 
-    def compute_output_spec(self, inputs: Any, table_ids: Any = None, training: Any = None) -> Any:
+    def compute_output_spec(
+        self, inputs: Any, table_ids: keras.KerasTensor | None = None, training: bool | None = None
+    ) -> Any:
         """Returns the shape and dtype of the output."""
         check_input_dtype(self, inputs)
         if isinstance(inputs, (list, tuple, dict)):

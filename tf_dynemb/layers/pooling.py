@@ -9,7 +9,10 @@ import tensorflow as tf
 
 from tf_dynemb.ids import bags
 from tf_dynemb.ids.bags import Bags
+from tf_dynemb.ids.types import Ids
+from tf_dynemb.layers.base import TableLayer
 from tf_dynemb.lookup.lookup_sparse import COMBINERS, lookup_bags
+from tf_dynemb.variables.keras_weight import TableWeight
 
 
 def check_combiner(combiner: Any, may_be_none: bool = False) -> str | None:
@@ -21,14 +24,21 @@ def check_combiner(combiner: Any, may_be_none: bool = False) -> str | None:
     return str(combiner)
 
 
-def pooled_shape(ids_shape: Any, dim: int) -> tuple[Any, ...]:
+def pooled_shape(ids_shape: tuple[int | None, ...], dim: int) -> tuple[int | None, ...]:
     """Returns the shape of pooled vectors: ids.shape[:-1] + (dim,)."""
     if len(ids_shape) < 2:
         raise ValueError(f"A combiner needs ids of the shape [batch, ids], got {ids_shape}.")
     return (*ids_shape[:-1], dim)
 
 
-def pool_ids(layer: Any, weight: Any, ids: Any, weights: Any, combiner: str, training: Any) -> Any:
+def pool_ids(
+    layer: TableLayer,
+    weight: TableWeight,
+    ids: Ids,
+    weights: Ids | None,
+    combiner: str,
+    training: bool | None,
+) -> tf.Tensor | tf.RaggedTensor:
     """Looks up ids in a layer's table and pools them along the last dimension.
 
     Args:
@@ -66,7 +76,7 @@ def pool_ids(layer: Any, weight: Any, ids: Any, weights: Any, combiner: str, tra
     return tf.cast(pooled, layer.compute_dtype)
 
 
-def _drop_padding(layer: Any, feature: Bags) -> Bags:
+def _drop_padding(layer: TableLayer, feature: Bags) -> Bags:
     """Removes the padding ids, so that they do not affect the combiner."""
     if layer.padding_id is None:
         return feature

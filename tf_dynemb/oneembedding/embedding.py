@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -13,10 +13,12 @@ import tensorflow as tf
 
 from tf_dynemb import _ops, communicator
 from tf_dynemb.ids.keys import KEY_TYPES
+from tf_dynemb.ids.types import TensorLike
 from tf_dynemb.layers import multi_table_embedding
 from tf_dynemb.oneembedding import places, snapshots
 from tf_dynemb.oneembedding.stores import Store
 from tf_dynemb.oneembedding.tables import check_tables, initializer_of
+from tf_dynemb.optimizers.wrapper import OptimizerWrapper
 from tf_dynemb.parallel.ownership import capacity_share
 from tf_dynemb.tables.options import check_dimension, to_config
 from tf_dynemb.tables.table import VALUE_TYPES
@@ -49,9 +51,9 @@ class Embedding(multi_table_embedding.MultiTableEmbedding):
         self,
         name: str,
         embedding_dim: int | Sequence[int],
-        dtype: Any,
-        key_type: Any,
-        tables: Any,
+        dtype: tf.DType | str,
+        key_type: tf.DType | str,
+        tables: Sequence[Mapping[str, Any]] | None,
         store_options: dict[str, Any],
         default_initializer: dict[str, Any] | None = None,
         padding_idx: int | None = None,
@@ -116,7 +118,9 @@ class Embedding(multi_table_embedding.MultiTableEmbedding):
             default=_plain,
         )
 
-    def call(self, inputs: Any, table_ids: Any = None, training: Any = None) -> Any:
+    def call(
+        self, inputs: tf.Tensor, table_ids: tf.Tensor | None = None, training: bool | None = None
+    ) -> tf.Tensor:
         """Looks up ids.
 
         Args:
@@ -153,7 +157,7 @@ class Embedding(multi_table_embedding.MultiTableEmbedding):
             )
         return super().call(ids, None, training)
 
-    def forward(self, ids: Any, table_ids: Any = None) -> Any:
+    def forward(self, ids: TensorLike, table_ids: TensorLike | None = None) -> tf.Tensor:
         """Same as calling the layer; ids may be a list, too."""
         if isinstance(ids, (list, tuple)):
             ids = tf.convert_to_tensor(ids, self.key_type)
@@ -161,7 +165,9 @@ class Embedding(multi_table_embedding.MultiTableEmbedding):
             table_ids = tf.convert_to_tensor(table_ids, tf.int32)
         return self(ids, table_ids=table_ids)
 
-    def _vectors(self, tables: Sequence[Any], ids: Sequence[Any], training: Any) -> list[Any]:
+    def _vectors(
+        self, tables: Sequence[keras.Variable], ids: Sequence[tf.Tensor], training: bool | None
+    ) -> list[tf.Tensor]:
         # The limit of a table is its own; this is the limit of all tables together.
         if self.num_tables == 1 or self._capacity is None or not self._insert(training):
             return super()._vectors(tables, ids, training)
@@ -176,7 +182,7 @@ class Embedding(multi_table_embedding.MultiTableEmbedding):
         with tf.control_dependencies([] if check is None else [check]):
             return super()._vectors(tables, [tf.identity(flat) for flat in ids], training)
 
-    def save_snapshot(self, snapshot_name: str, optimizer: Any = None) -> None:
+    def save_snapshot(self, snapshot_name: str, optimizer: OptimizerWrapper | None = None) -> None:
         """Writes all rows of the tables, with optimizer state, as a snapshot.
 
         It is a dump of all ranks in `<persistent_path>/snapshots/<snapshot_name>/<name>`, which any
@@ -198,7 +204,7 @@ class Embedding(multi_table_embedding.MultiTableEmbedding):
         folder, tables = self._store.snapshots, self._named_tables()
         snapshots.save(folder, snapshot_name, self.embedding_name, tables, optimizer)
 
-    def load_snapshot(self, snapshot_name: str, optimizer: Any = None) -> None:
+    def load_snapshot(self, snapshot_name: str, optimizer: OptimizerWrapper | None = None) -> None:
         """Replaces the rows of the tables by those of a snapshot. All ranks call this.
 
         Args:
@@ -264,9 +270,9 @@ class MultiTableEmbedding(Embedding):
         self,
         name: str,
         embedding_dim: int,
-        dtype: Any,
-        key_type: Any,
-        tables: Any,
+        dtype: tf.DType | str,
+        key_type: tf.DType | str,
+        tables: Sequence[Mapping[str, Any]] | None,
         store_options: dict[str, Any],
         default_initializer: dict[str, Any] | None = None,
         padding_idx: int | None = None,
@@ -316,7 +322,7 @@ class MultiTableMultiColumnEmbedding(Embedding):
         super().__init__(name, embedding_dim, *args, **options)
 
 
-def _dtype(name: str, value: Any, allowed: Sequence[Any]) -> Any:
+def _dtype(name: str, value: Any, allowed: Sequence[tf.DType]) -> tf.DType:
     try:
         dtype = tf.as_dtype(value)
     except TypeError:
@@ -332,7 +338,7 @@ def _plain(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else os.fspath(value)
 
 
-def _check_padding(padding_idx: Any) -> Any:
+def _check_padding(padding_idx: Any) -> int | None:
     if padding_idx is not None and (
         isinstance(padding_idx, bool) or not hasattr(padding_idx, "__index__")
     ):

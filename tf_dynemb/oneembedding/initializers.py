@@ -118,7 +118,7 @@ def check_initializer(initializer: Any, what: str = "initializer") -> dict[str, 
     return {"type": kind, **numbers}
 
 
-def keras_initializer(initializer: Mapping[str, Any]) -> Any:
+def keras_initializer(initializer: Mapping[str, Any]) -> keras.initializers.Initializer:
     """Translates a checked initializer to one that tables accept."""
     kind = initializer["type"]
     if kind == "constant":

@@ -10,13 +10,18 @@ from tf_dynemb import storage
 from tf_dynemb._presence import is_directory
 from tf_dynemb._warn import warn
 from tf_dynemb.optimizers.trained_tables import optimizer_of
+from tf_dynemb.optimizers.wrapper import OptimizerWrapper
 from tf_dynemb.parallel.agreement import Ranks
 from tf_dynemb.persistence.dump import dump
 from tf_dynemb.persistence.load import load
 
 
 def save(
-    folder: str, snapshot_name: str, name: str, tables: dict[str, Any], optimizer: Any
+    folder: str,
+    snapshot_name: str,
+    name: str,
+    tables: dict[str, Any],
+    optimizer: OptimizerWrapper | None,
 ) -> None:
     """Writes a snapshot; see `MultiTableEmbedding.save_snapshot`.
 
@@ -38,7 +43,11 @@ def save(
 
 
 def load_into(
-    folder: str, snapshot_name: str, name: str, tables: dict[str, Any], optimizer: Any
+    folder: str,
+    snapshot_name: str,
+    name: str,
+    tables: dict[str, Any],
+    optimizer: OptimizerWrapper | None,
 ) -> None:
     """Reads a snapshot; see `MultiTableEmbedding.load_snapshot`. The arguments are as in `save`."""
     path = _path(folder, snapshot_name, name)
@@ -90,7 +99,7 @@ def _path(folder: str, snapshot_name: Any, name: str) -> str:
     return os.path.join(folder, snapshot_name, name)
 
 
-def _optimizer_of(tables: dict[str, Any], call: str) -> Any:
+def _optimizer_of(tables: dict[str, Any], call: str) -> OptimizerWrapper | None:
     """Returns the wrapper that trains the tables, or None.
 
     Raises:

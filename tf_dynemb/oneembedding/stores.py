@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from tf_dynemb._presence import local_path
@@ -270,7 +270,7 @@ def _check_block_size(value: Any) -> int:
     )
 
 
-def _integer(name: str, value: Any, what: str, is_valid: Any) -> int:
+def _integer(name: str, value: Any, what: str, is_valid: Callable[[int], bool]) -> int:
     is_integral = isinstance(value, float) and value.is_integer()  # 4e7 is a usual capacity
     if isinstance(value, bool) or not (hasattr(value, "__index__") or is_integral):
         raise TypeError(f"{name} must be {what}, got {value!r}.")

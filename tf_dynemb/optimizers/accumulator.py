@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import tensorflow as tf
 
 from tf_dynemb import _ops
@@ -48,6 +46,6 @@ class Accumulator:
             self._sums.assign(no_sums)
         return TableGradient(self._table, keys, sums / steps, tf.zeros([0], tf.uint32))
 
-    def _nothing(self) -> tuple[Any, Any]:
+    def _nothing(self) -> tuple[tf.Tensor, tf.Tensor]:
         table = self._table
         return tf.zeros([0], table.key_type), tf.zeros([0, table.dimension], tf.float32)

@@ -25,6 +25,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from tf_dynemb import _ops
@@ -70,11 +71,13 @@ class Averages:
             )
         self._tables[id(table)] = (table, averages)
 
-    def read(self, grads: Sequence[TableGradient]) -> list[tuple[TableGradient, Any]]:
+    def read(self, grads: Sequence[TableGradient]) -> list[tuple[TableGradient, tf.Tensor]]:
         """Returns the gradients with the values of their rows; must be called before a step."""
         return [(grad, _values(grad.table, grad.keys)) for grad in grads if self._tables]
 
-    def update(self, before: Sequence[tuple[TableGradient, Any]], core: Any) -> None:
+    def update(
+        self, before: Sequence[tuple[TableGradient, tf.Tensor]], core: keras.optimizers.Optimizer
+    ) -> None:
         """Averages the rows of a step after it.
 
         Args:
@@ -96,7 +99,7 @@ class Averages:
             average = momentum * average + (1 - momentum) * value
             _set(averages, keys, average, value, now)
 
-    def overwrite_if_due(self, core: Any) -> None:
+    def overwrite_if_due(self, core: keras.optimizers.Optimizer) -> None:
         """Replaces values by averages if `ema_overwrite_frequency` says so for this step."""
         if not self._tables or not core.ema_overwrite_frequency:
             return
@@ -112,7 +115,7 @@ class Averages:
         is_due = tf.equal((core.iterations + 1) % core.ema_overwrite_frequency, 0)
         keras.ops.cond(is_due, overwrite, lambda: None)
 
-    def overwrite(self, core: Any, calls: Any) -> None:
+    def overwrite(self, core: keras.optimizers.Optimizer, calls: tf.Tensor) -> None:
         """Replaces the values of all rows that were ever stepped by their averages. Eager only.
 
         Args:
@@ -124,7 +127,13 @@ class Averages:
             self._overwrite(core, table, averages, some, now, keeps=False)
 
     def _overwrite(
-        self, core: Any, table: Any, averages: Any, keys: Any, now: Any, keeps: bool
+        self,
+        core: keras.optimizers.Optimizer,
+        table: DynamicVariable,
+        averages: DynamicVariable,
+        keys: tf.Tensor,
+        now: tf.Tensor,
+        keeps: bool,
     ) -> None:
         """Replaces the values of keys; `keeps`: the rows of averages keep the values."""
         value = _values(table, keys)
@@ -134,7 +143,7 @@ class Averages:
         _ops.library().dynemb_upsert(table.handle, keys, tf.cast(average, table.dtype))
         _set(averages, keys, average, value if keeps else _values(table, keys), now)
 
-    def swap(self, core: Any) -> None:
+    def swap(self, core: keras.optimizers.Optimizer) -> None:
         """Puts the averages of rows into the tables, or their values back. Eager only.
 
         Values are put back with the same bits. A row that something else has changed in between
@@ -150,7 +159,9 @@ class Averages:
             some, value = tf.boolean_mask(some, swapped), tf.boolean_mask(value, swapped)
             _ops.library().dynemb_upsert(table.handle, some, tf.cast(value, table.dtype))
 
-    def stand_in(self, core: Any, scaler: Any) -> None:
+    def stand_in(
+        self, core: keras.optimizers.Optimizer, scaler: keras.optimizers.LossScaleOptimizer | None
+    ) -> None:
         """Lets `keras.callbacks.SwapEMAWeights` swap the rows of tables, too.
 
         The callback swaps two lists of the Keras optimizer: its variables and their averages. Each
@@ -172,7 +183,7 @@ class Averages:
             for name in ("_trainable_variables", "_model_variables_moving_average"):
                 scaler.__dict__[name] = getattr(core, name)
 
-    def _blocks(self) -> Iterator[tuple[DynamicVariable, DynamicVariable, Any]]:
+    def _blocks(self) -> Iterator[tuple[DynamicVariable, DynamicVariable, tf.Tensor]]:
         """Yields (table, averages, keys) of the rows that have an average, some at a time."""
         for table, averages in self._tables.values():
             keys = export(averages)[0].numpy()
@@ -197,10 +208,10 @@ class _Values:
     dtype = "float32"
     device = "CPU"
 
-    def __init__(self, averages: Averages, core: Any) -> None:
+    def __init__(self, averages: Averages, core: keras.optimizers.Optimizer) -> None:
         self._averages, self._core = averages, core
 
-    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+    def __array__(self, dtype: Any = None, copy: Any = None) -> npt.NDArray[np.float32]:
         return np.zeros([], np.float32)
 
     def assign_add(self, value: Any) -> None:
@@ -225,7 +236,7 @@ class _Averages(_Values):
 # The operators of this rank's rows: the keys of a gradient are this rank's.
 
 
-def _values(table: DynamicVariable, keys: Any) -> Any:
+def _values(table: DynamicVariable, keys: tf.Tensor) -> tf.Tensor:
     with _ops.on(table.placement.device):
         values, _ = _ops.library().dynemb_lookup(
             table.handle, keys, tf.zeros([0], table.dtype), insert=False
@@ -234,11 +245,13 @@ def _values(table: DynamicVariable, keys: Any) -> Any:
     return tf.cast(values, tf.float32)
 
 
-def _contains(table: DynamicVariable, keys: Any) -> Any:
+def _contains(table: DynamicVariable, keys: tf.Tensor) -> tf.Tensor:
     return _ops.library().dynemb_contains(table.handle, keys)
 
 
-def _read(averages: DynamicVariable, keys: Any, values: Any, now: Any) -> tuple[Any, Any, Any]:
+def _read(
+    averages: DynamicVariable, keys: tf.Tensor, values: tf.Tensor, now: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Returns the averages of keys, whether each has one, and the step of each.
 
     Args:
@@ -253,11 +266,18 @@ def _read(averages: DynamicVariable, keys: Any, values: Any, now: Any) -> tuple[
     return average, is_known, tf.where(is_known, last, now - 1)
 
 
-def _parts(averages: DynamicVariable, keys: Any, dim: int) -> Any:
-    return tf.split(_values(averages, keys), [dim, dim, 1], axis=1)
+def _parts(averages: DynamicVariable, keys: tf.Tensor, dim: int) -> list[tf.Tensor]:
+    parts: list[tf.Tensor] = tf.split(_values(averages, keys), [dim, dim, 1], axis=1)
+    return parts
 
 
-def _set(averages: DynamicVariable, keys: Any, average: Any, values: Any, step: Any) -> None:
+def _set(
+    averages: DynamicVariable,
+    keys: tf.Tensor,
+    average: tf.Tensor,
+    values: tf.Tensor,
+    step: tf.Tensor,
+) -> None:
     steps = tf.fill([tf.shape(average)[0], 1], step)
     rows = tf.concat([average, values, steps], 1)
     _ops.library().dynemb_upsert(averages.handle, keys, rows)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
 
 import keras
 import numpy as np
@@ -42,7 +41,7 @@ class _RowState:
         return math.prod(self.shape)
 
 
-def fresh_copy(optimizer: Any) -> Any:
+def fresh_copy(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
     """Returns an optimizer of the same class and settings, without variables.
 
     If the optimizer is not built, its attributes are copied instead of calling `from_config`,
@@ -55,7 +54,7 @@ def fresh_copy(optimizer: Any) -> Any:
     for name, value in vars(optimizer).items():
         if not name.startswith("_self_"):  # TensorFlow's records of tracked objects
             copy.__dict__[name] = list(value) if isinstance(value, list) else value
-    variables: list[Any] = []
+    variables: list[keras.Variable] = []
     is_variable = {"variables": (lambda x: isinstance(x, keras.Variable), variables)}
     copy.__dict__.update(
         _variables=variables,
@@ -84,7 +83,7 @@ class RowsOptimizer:
         NotImplementedError: the optimizer keeps state that cannot be divided into rows.
     """
 
-    def __init__(self, template: Any, table: DynamicVariable) -> None:
+    def __init__(self, template: keras.optimizers.Optimizer, table: DynamicVariable) -> None:
         self._table = table
         with tf.init_scope():
             self._row_states = _find_row_states(template, table)
@@ -107,12 +106,18 @@ class RowsOptimizer:
         return self._table.attach_state(*self.state_spec, owner)
 
     @property
-    def shared_variables(self) -> list[Any]:
+    def shared_variables(self) -> list[keras.Variable]:
         """Variables that belong to no row: Nadam's product, Adafactor's column statistics."""
         in_rows = {state.index for state in self._row_states}
         return [v for i, v in enumerate(self._optimizer._variables) if i not in in_rows]
 
-    def update(self, core: Any, grad: TableGradient, use_weight_decay: bool, owner: str) -> None:
+    def update(
+        self,
+        core: keras.optimizers.Optimizer,
+        grad: TableGradient,
+        use_weight_decay: bool,
+        owner: str,
+    ) -> None:
         """Steps the touched rows.
 
         Args:
@@ -153,7 +158,7 @@ class RowsOptimizer:
             **spec,
         )
 
-    def _load(self, values: Any, state: Any) -> None:
+    def _load(self, values: tf.Tensor, state: tf.Tensor) -> None:
         self._vectors.value.assign(values)
         begin = 0
         is_first = state[:, -1:] == 0 if self._copies_vector else None
@@ -164,7 +169,7 @@ class RowsOptimizer:
                 columns = tf.where(is_first, values, columns)
             variable.value.assign(tf.reshape(columns, [-1, *row_state.shape]))
 
-    def _stored_state(self) -> Any:
+    def _stored_state(self) -> tf.Tensor:
         rows = tf.shape(self._vectors.value)[0]
         columns = [
             tf.reshape(variable.value, [rows, row_state.width])
@@ -175,7 +180,9 @@ class RowsOptimizer:
         return tf.concat([tf.zeros([rows, 0]), *columns], axis=1)
 
 
-def _build(template: Any, table: DynamicVariable, rows: int) -> tuple[Any, Any]:
+def _build(
+    template: keras.optimizers.Optimizer, table: DynamicVariable, rows: int
+) -> tuple[keras.optimizers.Optimizer, keras.Variable]:
     """Builds the optimizer for a dense variable [rows, dim] whose number of rows may change."""
     optimizer = fresh_copy(template)
     start = np.arange(1, rows * table.dimension + 1, dtype=np.float32) / 7
@@ -191,12 +198,14 @@ def _build(template: Any, table: DynamicVariable, rows: int) -> tuple[Any, Any]:
     return optimizer, vectors
 
 
-def _growable(variable: Any) -> Any:
+def _growable(variable: tf.Variable) -> tf.Variable:
     """Returns a variable with the same value whose first dimension may change."""
     return tf.Variable(variable, shape=[None, *variable.shape[1:]], trainable=False)
 
 
-def _find_row_states(template: Any, table: DynamicVariable) -> list[_RowState]:
+def _find_row_states(
+    template: keras.optimizers.Optimizer, table: DynamicVariable
+) -> list[_RowState]:
     """Finds the states that have a slice for each row: they grow by one row with the matrix."""
     (small, vectors), (large, _) = (_build(template, table, rows) for rows in (2, 3))
     found = []

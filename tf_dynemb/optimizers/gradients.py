@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TypeAlias
 
+import keras
 import tensorflow as tf
 
 from tf_dynemb import _ops, communicator
@@ -23,6 +24,9 @@ from tf_dynemb.optimizers.pooled import PooledGradient, pooled_gradient
 from tf_dynemb.variables.dynamic import DynamicVariable
 from tf_dynemb.variables.static import Variable
 from tf_dynemb.variables.unwrap import unwrap
+
+# The gradient of a variable.
+Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,17 +42,17 @@ class TableGradient:
     """
 
     table: DynamicVariable
-    keys: Any
-    sums: Any
-    rows: Any
+    keys: tf.Tensor
+    sums: tf.Tensor
+    rows: tf.Tensor
     pooled: PooledGradient | None = None
 
-    def with_sums(self, sums: Any) -> TableGradient:
+    def with_sums(self, sums: tf.Tensor) -> TableGradient:
         """Returns the gradient with the same keys and other sums."""
         return dataclasses.replace(self, sums=sums, pooled=None)
 
 
-def from_slices(table: DynamicVariable, grads: Sequence[Any]) -> TableGradient:
+def from_slices(table: DynamicVariable, grads: Sequence[tf.IndexedSlices]) -> TableGradient:
     """Creates one gradient from the results of `tape.gradient` for a table.
 
     Args:
@@ -90,8 +94,11 @@ def with_rows(grad: TableGradient) -> TableGradient:
 
 
 def reduce_over_ranks(
-    reduction: str, table_grads: list[TableGradient], dense_grads: list[Any], dense: Sequence[Any]
-) -> tuple[list[TableGradient], list[Any]]:
+    reduction: str,
+    table_grads: list[TableGradient],
+    dense_grads: list[Gradient],
+    dense: Sequence[tf.Variable | keras.Variable],
+) -> tuple[list[TableGradient], list[Gradient]]:
     """Reduces the gradients of this rank's batch over the batches of all ranks.
 
     Args:
@@ -124,12 +131,12 @@ def reduce_over_ranks(
     return table_grads, dense_grads
 
 
-def is_spread(variable: Any) -> bool:
+def is_spread(variable: tf.Variable | keras.Variable) -> bool:
     """Whether there are several ranks and each has some rows of a dense variable."""
     return communicator.get().size > 1 and isinstance(unwrap(variable), Variable)
 
 
-def of_unique_rows(grad: Any, variable: Any) -> Any:
+def of_unique_rows(grad: Gradient, variable: tf.Variable | keras.Variable) -> Gradient:
     """Returns the gradient of a `Variable` with one sum per row; any other gradient unchanged.
 
     If a row is repeated, Keras squares its values separately before it adds them.
@@ -140,36 +147,36 @@ def of_unique_rows(grad: Any, variable: Any) -> Any:
     return tf.IndexedSlices(tf.cast(sums, grad.values.dtype), rows, grad.dense_shape)
 
 
-def all_finite(table_grads: Sequence[TableGradient], dense_grads: Sequence[Any]) -> Any:
+def all_finite(table_grads: Sequence[TableGradient], dense_grads: Sequence[Gradient]) -> tf.Tensor:
     """Whether no gradient on any rank contains NaN or infinity: a bool tensor."""
     values = [grad.sums for grad in table_grads] + [_values(grad) for grad in dense_grads]
     finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(value)) for value in values])
     return _sum_over_ranks(tf.cast(~finite, tf.float32), "dynemb_not_finite") == 0
 
 
-def divide(grad: Any, divisor: Any) -> Any:
+def divide(grad: Gradient, divisor: tf.Tensor | float) -> Gradient:
     """Returns a dense gradient or IndexedSlices divided by a scalar."""
     return _with_values(grad, lambda values: values / tf.cast(divisor, values.dtype))
 
 
-def multiply(grad: Any, factor: Any) -> Any:
+def multiply(grad: Gradient, factor: tf.Tensor | float) -> Gradient:
     """Returns a dense gradient or IndexedSlices multiplied by a scalar."""
     return _with_values(grad, lambda values: values * tf.cast(factor, values.dtype))
 
 
 def global_norm_scale(
     table_grads: Sequence[TableGradient],
-    dense_grads: Sequence[Any],
-    dense: Sequence[Any],
+    dense_grads: Sequence[Gradient],
+    dense: Sequence[tf.Variable | keras.Variable],
     clip_norm: float,
-) -> Any:
+) -> tf.Tensor:
     """Returns the factor by which Keras's `clip_by_global_norm` multiplies all gradients.
 
     It is NaN if the norm is not finite.
     Formula: `keras/src/optimizers/base_optimizer.py`, `clip_by_global_norm`.
     """
-    spread: list[Any] = [grad.sums for grad in table_grads]
-    copies: list[Any] = []
+    spread: list[tf.Tensor] = [grad.sums for grad in table_grads]
+    copies: list[tf.Tensor] = []
     for grad, variable in zip(dense_grads, dense, strict=True):
         (spread if is_spread(variable) else copies).append(_values(grad))
     squares = [_sum_over_ranks(tf.add_n([*map(_squares, spread)]), "dynemb_norm")] if spread else []
@@ -179,8 +186,11 @@ def global_norm_scale(
 
 
 def clip(
-    optimizer: Any, table_grads: list[TableGradient], dense_grads: list[Any], dense: Sequence[Any]
-) -> Any:
+    optimizer: keras.optimizers.Optimizer,
+    table_grads: list[TableGradient],
+    dense_grads: list[Gradient],
+    dense: Sequence[tf.Variable | keras.Variable],
+) -> tuple[list[TableGradient], list[Gradient]]:
     """Clips according to the Keras optimizer's clipnorm, global_clipnorm or clipvalue.
 
     A table's gradient counts with the sum for each key, over the rows on all ranks. Dense gradients
@@ -211,7 +221,7 @@ def clip(
     return table_grads, dense_grads
 
 
-def constrain(grad: TableGradient, step: Any) -> None:
+def constrain(grad: TableGradient, step: tf.Tensor | float) -> None:
     """Applies the table's constraint to the rows that have a gradient.
 
     Args:
@@ -232,7 +242,7 @@ def constrain(grad: TableGradient, step: Any) -> None:
     )
 
 
-def _clip_by_norm(values: Any, most: float) -> Any:
+def _clip_by_norm(values: tf.Tensor, most: float) -> tf.Tensor:
     """Same as tf.clip_by_norm, for rows that are spread over several ranks."""
     if communicator.get().size == 1:
         return tf.clip_by_norm(values, most)
@@ -242,23 +252,23 @@ def _clip_by_norm(values: Any, most: float) -> Any:
     return tf.cast(tf.cast(values, tf.float32) * most / tf.maximum(norm, most), values.dtype)
 
 
-def _squares(values: Any) -> Any:
+def _squares(values: tf.Tensor) -> tf.Tensor:
     return tf.reduce_sum(tf.square(tf.cast(values, tf.float32)))
 
 
-def _sum_over_ranks(value: Any, name: str) -> Any:
+def _sum_over_ranks(value: tf.Tensor, name: str) -> tf.Tensor:
     return communicator.get().allreduce([value], average=False, name=name)[0]
 
 
-def _join(parts: list[Any]) -> Any:
+def _join(parts: list[tf.Tensor]) -> tf.Tensor:
     return parts[0] if len(parts) == 1 else tf.concat(parts, axis=0)
 
 
-def _with_values(grad: Any, change: Callable[[Any], Any]) -> Any:
+def _with_values(grad: Gradient, change: Callable[[tf.Tensor], tf.Tensor]) -> Gradient:
     if isinstance(grad, tf.IndexedSlices):
         return tf.IndexedSlices(change(grad.values), grad.indices, grad.dense_shape)
     return change(tf.convert_to_tensor(grad))
 
 
-def _values(grad: Any) -> Any:
+def _values(grad: Gradient) -> tf.Tensor:
     return grad.values if isinstance(grad, tf.IndexedSlices) else tf.convert_to_tensor(grad)

@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import numpy.typing as npt
 
 from tf_dynemb.optimizers import native
 from tf_dynemb.tables import content
@@ -28,14 +29,14 @@ _STATES: dict[type, tuple[str, ...]] = {
 }
 
 
-def core_of(optimizer: Any) -> Any:
+def core_of(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
     """Returns the optimizer that steps: without loss scaling around it, and without a wrapper."""
     while isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         optimizer = optimizer.inner_optimizer
     return optimizer
 
 
-def fresh(optimizer: Any) -> Any:
+def fresh(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
     """Returns an optimizer with the same arguments and no state, also around loss scaling."""
     if type(optimizer) is keras.optimizers.LossScaleOptimizer:
         config = optimizer.get_config()
@@ -44,7 +45,7 @@ def fresh(optimizer: Any) -> Any:
     return type(optimizer).from_config(optimizer.get_config())
 
 
-def moves_rows_without_gradient(core: Any) -> bool:
+def moves_rows_without_gradient(core: keras.optimizers.Optimizer) -> bool:
     """Whether a dense step with a gradient of zero changes a row."""
     form = native.native_form(core)
     if form is None or core.weight_decay:
@@ -52,7 +53,11 @@ def moves_rows_without_gradient(core: Any) -> bool:
     return form.name != "adagrad" and not (form.name == "sgd" and not form.inits)
 
 
-def copy_dense(before: Any, after: Any, pairs: Sequence[tuple[Any, Any]]) -> None:
+def copy_dense(
+    before: keras.optimizers.Optimizer,
+    after: keras.optimizers.Optimizer,
+    pairs: Sequence[tuple[keras.Variable, keras.Variable]],
+) -> None:
     """Copies the learning rate, the number of steps, and the state of dense variables.
 
     Args:
@@ -79,7 +84,9 @@ def copy_dense(before: Any, after: Any, pairs: Sequence[tuple[Any, Any]]) -> Non
             own_lists[name][j].assign(states[i])
 
 
-def dense_states(core: Any, variable: Any) -> list[Any] | None:
+def dense_states(
+    core: keras.optimizers.Optimizer, variable: keras.Variable
+) -> list[npt.NDArray[np.float32]] | None:
     """Returns the states of a dense variable, arrays [rows, dim], in their order in a row.
 
     None: they are unknown, or the optimizer has not been built with the variable.
@@ -93,7 +100,11 @@ def dense_states(core: Any, variable: Any) -> list[Any] | None:
     return [np.asarray(lists[name][number], np.float32) for name in names if name in lists]
 
 
-def set_dense_states(core: Any, variable: Any, states: Sequence[Any]) -> None:
+def set_dense_states(
+    core: keras.optimizers.Optimizer,
+    variable: keras.Variable,
+    states: Sequence[npt.NDArray[np.float32]],
+) -> None:
     """The inverse of `dense_states`; does nothing if the optimizer does not step the variable."""
     known = [v is variable for v in core._trainable_variables]
     if not any(known):
@@ -105,12 +116,12 @@ def set_dense_states(core: Any, variable: Any, states: Sequence[Any]) -> None:
         lists[name][number].assign(state)
 
 
-def has_row_states(core: Any) -> bool:
+def has_row_states(core: keras.optimizers.Optimizer) -> bool:
     """Whether `row_states` and `set_row_states` know the order of the optimizer's states."""
     return type(core) in _STATES
 
 
-def row_states(table: DynamicVariable, held: content.Content) -> list[Any]:
+def row_states(table: DynamicVariable, held: content.Content) -> list[npt.NDArray[np.float32]]:
     """Returns the states of the rows of a table, [rows, dim], without the mark of `catch_up`."""
     if table.state_spec is None:
         return []
@@ -119,7 +130,9 @@ def row_states(table: DynamicVariable, held: content.Content) -> list[Any]:
     return np.split(held.rows.state, np.cumsum(widths), axis=1)[:count]
 
 
-def set_row_states(table: DynamicVariable, keys: Any, states: Sequence[Any]) -> None:
+def set_row_states(
+    table: DynamicVariable, keys: npt.NDArray[Any], states: Sequence[npt.NDArray[np.float32]]
+) -> None:
     """Sets the states of rows.
 
     Args:
@@ -136,7 +149,7 @@ def set_row_states(table: DynamicVariable, keys: Any, states: Sequence[Any]) -> 
     content.write_content(table, held, adopt_state=False)
 
 
-def _lists(core: Any) -> dict[str, Any]:
+def _lists(core: keras.optimizers.Optimizer) -> dict[str, list[keras.Variable]]:
     """The lists of an optimizer that have one state for each of its variables, by attribute."""
     count = len(core._trainable_variables)
     return {

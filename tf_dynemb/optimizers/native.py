@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -38,11 +37,11 @@ class NativeForm:
     name: str
     flags: tuple[str, ...]
     inits: tuple[float, ...]
-    hyper: dict[str, Any]
+    hyper: dict[str, float]
     state_per_row: bool = False
 
 
-def native_form(optimizer: Any, catch_up: bool = False) -> NativeForm | None:
+def native_form(optimizer: keras.optimizers.Optimizer, catch_up: bool = False) -> NativeForm | None:
     """Returns the operators' form of a Keras optimizer; None if they do not implement its class.
 
     Subclasses get None, because they may compute something different.
@@ -60,7 +59,7 @@ def native_form(optimizer: Any, catch_up: bool = False) -> NativeForm | None:
     return dataclasses.replace(form, flags=(*form.flags, _CATCH_UP), inits=(*form.inits, 0.0))
 
 
-def check_catch_up(optimizer: Any, table: DynamicVariable) -> None:
+def check_catch_up(optimizer: keras.optimizers.Optimizer, table: DynamicVariable) -> None:
     """Checks that the rows of a table can make up for missed steps.
 
     Raises:
@@ -115,9 +114,9 @@ def counts_steps(form: NativeForm) -> bool:
 def update(
     form: NativeForm,
     grads: Sequence[TableGradient],
-    learning_rate: Any,
+    learning_rate: tf.Tensor | float,
     weight_decay: float | None,
-    step: Any,
+    step: tf.Tensor | int,
     owner: str,
 ) -> None:
     """Applies one step to several tables, with one operator call for each place.
@@ -187,7 +186,7 @@ def _flags(**flags: bool) -> tuple[str, ...]:
     return tuple(name for name, is_set in flags.items() if is_set)
 
 
-def _sgd(o: Any) -> NativeForm:
+def _sgd(o: keras.optimizers.Optimizer) -> NativeForm:
     with_momentum = o.momentum != 0
     return NativeForm(
         "sgd",
@@ -197,11 +196,11 @@ def _sgd(o: Any) -> NativeForm:
     )
 
 
-def _adagrad(o: Any) -> NativeForm:
+def _adagrad(o: keras.optimizers.Optimizer) -> NativeForm:
     return NativeForm("adagrad", (), (o.initial_accumulator_value,), {"epsilon": o.epsilon})
 
 
-def _adam(o: Any) -> NativeForm:
+def _adam(o: keras.optimizers.Optimizer) -> NativeForm:
     return NativeForm(
         "adam",
         _flags(amsgrad=bool(o.amsgrad)),
@@ -210,7 +209,7 @@ def _adam(o: Any) -> NativeForm:
     )
 
 
-def _adamax(o: Any) -> NativeForm:
+def _adamax(o: keras.optimizers.Optimizer) -> NativeForm:
     return NativeForm(
         "adamax",
         (),
@@ -219,7 +218,7 @@ def _adamax(o: Any) -> NativeForm:
     )
 
 
-def _rmsprop(o: Any) -> NativeForm:
+def _rmsprop(o: keras.optimizers.Optimizer) -> NativeForm:
     with_momentum = o.momentum > 0
     return NativeForm(
         "rmsprop",
@@ -229,11 +228,11 @@ def _rmsprop(o: Any) -> NativeForm:
     )
 
 
-def _adadelta(o: Any) -> NativeForm:
+def _adadelta(o: keras.optimizers.Optimizer) -> NativeForm:
     return NativeForm("adadelta", (), (0.0, 0.0), {"beta_1": o.rho, "epsilon": o.epsilon})
 
 
-def _ftrl(o: Any) -> NativeForm:
+def _ftrl(o: keras.optimizers.Optimizer) -> NativeForm:
     return NativeForm(
         "ftrl",
         (),
@@ -248,11 +247,11 @@ def _ftrl(o: Any) -> NativeForm:
     )
 
 
-def _lion(o: Any) -> NativeForm:
+def _lion(o: keras.optimizers.Optimizer) -> NativeForm:
     return NativeForm("lion", (), (0.0,), {"beta_1": o.beta_1, "beta_2": o.beta_2})
 
 
-def _rowwise_adagrad(o: Any) -> NativeForm:
+def _rowwise_adagrad(o: keras.optimizers.Optimizer) -> NativeForm:
     return NativeForm(
         "rowwise_adagrad",
         (),
@@ -262,7 +261,7 @@ def _rowwise_adagrad(o: Any) -> NativeForm:
     )
 
 
-_NATIVE: dict[type, Callable[[Any], NativeForm]] = {
+_NATIVE: dict[type, Callable[[keras.optimizers.Optimizer], NativeForm]] = {
     keras.optimizers.SGD: _sgd,
     keras.optimizers.Adagrad: _adagrad,
     keras.optimizers.Adam: _adam,

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+
+import keras
+import tensorflow as tf
 
 from tf_dynemb.optimizers import gradients
-from tf_dynemb.optimizers.gradients import TableGradient
+from tf_dynemb.optimizers.gradients import Gradient, TableGradient
 from tf_dynemb.variables.dynamic import DynamicVariable
 from tf_dynemb.variables.static import Variable
 from tf_dynemb.variables.unwrap import unwrap
 
 
-def distinct(grads: Sequence[Any], variables: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+def distinct(
+    grads: Sequence[Gradient | None], variables: Sequence[tf.Variable | keras.Variable]
+) -> tuple[list[Gradient | None], list[tf.Variable | keras.Variable]]:
     """Unwraps variables of this package, and drops those that come twice with one gradient.
 
     `[*model.trainable_variables, model.table]` has the table twice: as a weight of Keras and as
     itself. `tape.gradient` returns the same object for both.
     """
-    seen: dict[tuple[int, int], Any] = {}
+    seen: dict[tuple[int, int], tf.Variable | keras.Variable] = {}
     distinct = []
     for grad, variable in zip(grads, variables, strict=True):
         unwrapped = unwrap(variable)
@@ -31,7 +35,9 @@ def distinct(grads: Sequence[Any], variables: Sequence[Any]) -> tuple[list[Any],
     return [grad for grad, _ in distinct], [variable for _, variable in distinct]
 
 
-def split(variables: Sequence[Any]) -> tuple[list[DynamicVariable], list[Any]]:
+def split(
+    variables: Iterable[tf.Variable | keras.Variable],
+) -> tuple[list[DynamicVariable], list[tf.Variable | keras.Variable]]:
     """Returns the tables among the variables, and the others."""
     tables, dense = [], []
     for variable in variables:
@@ -44,10 +50,10 @@ def split(variables: Sequence[Any]) -> tuple[list[DynamicVariable], list[Any]]:
 
 
 def by_kind(
-    grads: Sequence[Any], variables: Sequence[Any]
-) -> tuple[list[TableGradient], list[Any], list[Any]]:
+    grads: Sequence[Gradient], variables: Sequence[tf.Variable | keras.Variable]
+) -> tuple[list[TableGradient], list[Gradient], list[tf.Variable | keras.Variable]]:
     """Returns gradients of tables (added up for each table), dense gradients, dense variables."""
-    by_table: dict[int, tuple[DynamicVariable, list[Any]]] = {}
+    by_table: dict[int, tuple[DynamicVariable, list[tf.IndexedSlices]]] = {}
     dense_grads, dense = [], []
     for grad, variable in zip(grads, variables, strict=True):
         table = unwrap(variable)
@@ -60,7 +66,9 @@ def by_kind(
     return table_grads, dense_grads, dense
 
 
-def drop_missing(grads: list[Any], variables: list[Any]) -> tuple[list[Any], list[Any]]:
+def drop_missing(
+    grads: list[Gradient | None], variables: list[tf.Variable | keras.Variable]
+) -> tuple[list[Gradient], list[tf.Variable | keras.Variable]]:
     """Drops variables without a gradient, with a warning; if none has one, raises ValueError."""
     missing = [v.name for g, v in zip(grads, variables, strict=True) if g is None]
     if len(missing) == len(grads):

@@ -7,7 +7,6 @@ where nothing else needs the sums.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import tensorflow as tf
 
@@ -27,13 +26,13 @@ class PooledGradient:
         combiner: "sum", "mean", "sqrtn" or "max".
     """
 
-    sums: Any
-    keys: Any
-    rows: Any
-    bags: Any
-    weights: Any
-    argmax: Any
-    upstream: Any
+    sums: tf.Tensor
+    keys: tf.Tensor
+    rows: tf.Tensor
+    bags: tf.Tensor
+    weights: tf.Tensor
+    argmax: tf.Tensor
+    upstream: tf.Tensor
     combiner: str
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -30,7 +31,7 @@ class RowwiseAdagrad(keras.optimizers.Optimizer):  # type: ignore[misc]
 
     def __init__(
         self,
-        learning_rate: Any = 0.001,
+        learning_rate: float | keras.optimizers.schedules.LearningRateSchedule = 0.001,
         initial_accumulator_value: float = 0.0,
         epsilon: float = 1e-7,
         **kwargs: Any,
@@ -43,7 +44,7 @@ class RowwiseAdagrad(keras.optimizers.Optimizer):  # type: ignore[misc]
         self.initial_accumulator_value = initial_accumulator_value
         self.epsilon = epsilon
 
-    def build(self, variables: Any) -> None:
+    def build(self, variables: Sequence[keras.Variable]) -> None:
         """Creates one accumulator for each row of each variable."""
         if self.built:
             return
@@ -58,7 +59,12 @@ class RowwiseAdagrad(keras.optimizers.Optimizer):  # type: ignore[misc]
             for variable in variables
         ]
 
-    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+    def update_step(
+        self,
+        gradient: tf.Tensor | tf.IndexedSlices,
+        variable: tf.Variable,
+        learning_rate: tf.Tensor,
+    ) -> None:
         """Updates one variable; see the class for the formula."""
         accumulator = self._accumulators[self._get_variable_index(variable)].value
         learning_rate = tf.cast(learning_rate, variable.dtype)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable
-from typing import Any
+
+import keras
+import tensorflow as tf
 
 from tf_dynemb.optimizers.accumulator import Accumulator
 from tf_dynemb.optimizers.averages import Averages
@@ -13,16 +15,20 @@ from tf_dynemb.optimizers.parts import Parts
 from tf_dynemb.variables.dynamic import DynamicVariable
 
 # The wrapper that attached to a table last.
-_last: weakref.WeakKeyDictionary[DynamicVariable, weakref.ref[Any]] = weakref.WeakKeyDictionary()
+_last: weakref.WeakKeyDictionary[DynamicVariable, weakref.ref[keras.optimizers.Optimizer]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
-def note_optimizer(tables: Iterable[DynamicVariable], optimizer: Any) -> None:
+def note_optimizer(
+    tables: Iterable[DynamicVariable], optimizer: keras.optimizers.Optimizer
+) -> None:
     """Records that a wrapper has attached to tables."""
     for table in tables:
         _last[table] = weakref.ref(optimizer)
 
 
-def optimizer_of(table: DynamicVariable) -> Any:
+def optimizer_of(table: DynamicVariable) -> keras.optimizers.Optimizer | None:
     """Returns the `OptimizerWrapper` that attached to a table last; None if there is none.
 
     For the tables of a MultiOptimizer, it is the wrapper around the MultiOptimizer.
@@ -38,10 +44,10 @@ class TrainedTables:
     It does not search inside this class.
     """
 
-    def __init__(self, template: Any) -> None:
+    def __init__(self, template: keras.optimizers.Optimizer | None) -> None:
         self.template = template
         self.parts: Parts | None = None
-        self.trained_variables: list[Any] = []
+        self.trained_variables: list[tf.Variable | keras.Variable] = []
         self._known: dict[int, DynamicVariable] = {}
         self.generic: dict[int, RowsOptimizer] = {}
         self.accumulators: dict[int, Accumulator] = {}

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Protocol
 
 import tensorflow as tf
 from tensorflow.python.eager import record
@@ -39,11 +39,39 @@ from tf_dynemb.parallel.key_counts import (
     find_present,
     without_absent,
 )
-from tf_dynemb.parallel.placement import by_placement, common_device
+from tf_dynemb.parallel.placement import Placed, by_placement, common_device
 
 # The owners of the keys of a distributed table, as in the attribute of DynembRoute.
 BY_HASH = -1
 BY_MODULO = -2
+
+
+class SpreadOptions(Protocol):
+    """What this room needs of `TableOptions`."""
+
+    @property
+    def admission(self) -> object | None:
+        """Which keys get a row; None: all."""
+
+    @property
+    def counts_keys(self) -> bool:
+        """Whether scores count how often a key is asked for."""
+
+
+class SpreadTable(Placed, Protocol):
+    """What this room needs of a DynamicVariable."""
+
+    @property
+    def mode(self) -> str | None:
+        """How the table is spread over ranks."""
+
+    @property
+    def options(self) -> SpreadOptions:
+        """The table's options."""
+
+    @property
+    def spread(self) -> Spread:
+        """The description of the table for an exchange."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,8 +88,8 @@ class Spread:
         is_dynamic: whether it is a hash table.
     """
 
-    variable: Any
-    key_type: Any
+    variable: tf.Variable
+    key_type: tf.DType
     dimension: int
     owner: int
     name: str
@@ -69,7 +97,13 @@ class Spread:
     is_dynamic: bool
 
     @property
-    def dtype(self) -> Any:
+    def table(self) -> SpreadTable:
+        """The variable, if it is a hash table."""
+        table: SpreadTable = self.variable
+        return table
+
+    @property
+    def dtype(self) -> tf.DType:
         """The dtype of the vectors."""
         return self.variable.dtype
 
@@ -88,10 +122,10 @@ class Request:
     """
 
     tables: Sequence[Spread]
-    index: list[Any]
-    asked: Any
-    keys: list[Any]
-    served: Any
+    index: list[tf.Tensor]
+    asked: tf.Tensor
+    keys: list[tf.Tensor]
+    served: tf.Tensor
     device: str
 
     @property
@@ -104,23 +138,25 @@ class Request:
         """The wire type of each table."""
         return [table.wire for table in self.tables]
 
-    def to_askers(self, rows: Sequence[Any], what: str, name: str | None = None) -> list[Any]:
+    def to_askers(
+        self, rows: Sequence[tf.Tensor], what: str, name: str | None = None
+    ) -> list[tf.Tensor]:
         """Sends rows for `keys`, [n, width] for each table; returns rows for the request."""
         return self._exchange(rows, self.served, self.asked, what, name)
 
-    def to_owners(self, rows: Sequence[Any], what: str) -> list[Any]:
+    def to_owners(self, rows: Sequence[tf.Tensor], what: str) -> list[tf.Tensor]:
         """Sends rows for the request; returns rows for `keys`."""
         return self._exchange(rows, self.asked, self.served, what, None)
 
-    def words_to_askers(self, vectors: Sequence[Any]) -> Any:
+    def words_to_askers(self, vectors: Sequence[tf.Tensor]) -> tf.Tensor:
         """Sends vectors for `keys`; returns the messages as received, without this rank's own."""
         return send_words(
             self.names, self.wire, vectors, self.served, "vectors", device=self.device
         )
 
     def send_some(
-        self, numbers: Sequence[int], rows: Sequence[Any], name: str, to_owners: bool
-    ) -> list[Any]:
+        self, numbers: Sequence[int], rows: Sequence[tf.Tensor], name: str, to_owners: bool
+    ) -> list[tf.Tensor]:
         """Sends rows of the tables with these numbers, as `to_owners` or `to_askers` does."""
         if not numbers:
             return []
@@ -131,14 +167,19 @@ class Request:
         wire = ["same"] * len(names)
         return send_rows(names, wire, rows, sent, received, "other", name, self.device)
 
-    def num_asked(self, table: int) -> Any:
+    def num_asked(self, table: int) -> tf.Tensor:
         """Returns the number of keys in the request for a table: int64 scalar."""
         with _ops.on_host():
             return tf.reduce_sum(self.asked[table])
 
     def _exchange(
-        self, rows: Sequence[Any], sent: Any, received: Any, what: str, name: str | None
-    ) -> list[Any]:
+        self,
+        rows: Sequence[tf.Tensor],
+        sent: tf.Tensor,
+        received: tf.Tensor,
+        what: str,
+        name: str | None,
+    ) -> list[tf.Tensor]:
         return send_rows(self.names, self.wire, rows, sent, received, what, name, self.device)
 
 
@@ -155,19 +196,19 @@ class Received:
         rank: the number of this rank.
     """
 
-    words: Any
-    held: Sequence[Any]
-    received: Any
-    sent: Any
+    words: tf.Tensor
+    held: Sequence[tf.Tensor]
+    received: tf.Tensor
+    sent: tf.Tensor
     rank: int
 
     @staticmethod
-    def from_ranks(asked: Request, words: Any, held: Sequence[Any]) -> Received:
+    def from_ranks(asked: Request, words: tf.Tensor, held: Sequence[tf.Tensor]) -> Received:
         """Creates it from the result of `asked.words_to_askers(held)`."""
         return Received(words, held, asked.asked, asked.served, communicator.get().rank)
 
     @staticmethod
-    def in_order(vectors: Sequence[Any]) -> Received:
+    def in_order(vectors: Sequence[tf.Tensor]) -> Received:
         """Creates it from [n, dimension] for each table, in the order of the request."""
         with _ops.on_host():
             counts = tf.stack([tf.shape(of_table, tf.int64)[:1] for of_table in vectors])
@@ -176,7 +217,7 @@ class Received:
 
 def request(
     tables: Sequence[Spread],
-    keys: Sequence[Any],
+    keys: Sequence[tf.Tensor],
     table_of: Sequence[int] | None = None,
     name: str = "dynemb_keys",
 ) -> Request:
@@ -220,8 +261,8 @@ def lookup(
     table_of: Sequence[int],
     combiners: Sequence[str],
     insert: bool,
-    default_value: Any = None,
-) -> list[Any]:
+    default_value: tf.Tensor | None = None,
+) -> list[tf.Tensor]:
     """Looks up and pools the ids of features, `features[i]` in `tables[table_of[i]]`.
 
     Args:
@@ -254,11 +295,11 @@ def lookup(
 
 def read_owned(
     tables: Sequence[Spread],
-    keys: Sequence[Any],
+    keys: Sequence[tf.Tensor],
     insert: bool,
-    default_value: Any = None,
-    repeats: Mapping[int, Any] | None = None,
-) -> tuple[list[Any], list[Any]]:
+    default_value: tf.Tensor | None = None,
+    repeats: Mapping[int, tf.Tensor] | None = None,
+) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
     """Reads the vectors of keys that this rank holds, and their row ids in dynamic tables.
 
     Args:
@@ -272,25 +313,25 @@ def read_owned(
         (vectors, rows): for each table [n, dimension], and uint32 [n] or [0].
     """
     library = _ops.library()
-    vectors: list[Any] = [None] * len(tables)
-    rows: list[Any] = [tf.zeros([0], tf.uint32)] * len(tables)
+    vectors: list[tf.Tensor] = [None] * len(tables)
+    rows: list[tf.Tensor] = [tf.zeros([0], tf.uint32)] * len(tables)
     dynamic = [t for t, table in enumerate(tables) if table.is_dynamic]
     if default_value is not None:
         vectors[0], rows[0] = library.dynemb_lookup(
-            tables[0].variable.handle, keys[0], default_value, insert=False
+            tables[0].table.handle, keys[0], default_value, insert=False
         )
     else:
-        counted = [t for t in dynamic if insert and tables[t].variable.options.admission]
+        counted = [t for t in dynamic if insert and tables[t].table.options.admission]
         for t in counted:
             times = (repeats or {})[t] + 1
             vectors[t], rows[t] = library.dynemb_lookup_counted(
-                tables[t].variable.handle, keys[t], times, dtype=tables[t].dtype
+                tables[t].table.handle, keys[t], times, dtype=tables[t].dtype
             )
         at_once = [t for t in dynamic if t not in counted]
-        for group in by_placement([tables[t].variable for t in at_once]):
+        for group in by_placement([tables[t].table for t in at_once]):
             numbers = [at_once[i] for i in group]
             read, read_rows, _ = library.dynemb_lookup_sparse(
-                handles=[tables[t].variable.handle for t in numbers],
+                handles=[tables[t].table.handle for t in numbers],
                 keys=[keys[t] for t in numbers],
                 bags=[_ops.one_each()] * len(numbers),
                 weights=[tf.zeros([0], tf.float32)] * len(numbers),
@@ -316,8 +357,8 @@ def pool(
     table_of: Sequence[int],
     combiners: Sequence[str],
     vectors: Received,
-    rows: Sequence[Any],
-) -> list[Any]:
+    rows: Sequence[tf.Tensor],
+) -> list[tf.Tensor]:
     """Pools the vectors that this rank received; the gradient goes to the tables.
 
     Args:
@@ -364,13 +405,13 @@ def pool(
 def send_rows(
     names: Sequence[str],
     wire: Sequence[str],
-    rows: Sequence[Any],
-    sent: Any,
-    received: Any,
+    rows: Sequence[tf.Tensor],
+    sent: tf.Tensor,
+    received: tf.Tensor,
     what: str,
     name: str | None = None,
     device: str = _ops.CPU,
-) -> list[Any]:
+) -> list[tf.Tensor]:
     """Sends rows of tables in one alltoall. The rows that this rank keeps are only copied.
 
     Args:
@@ -405,12 +446,12 @@ def send_rows(
 def send_words(
     names: Sequence[str],
     wire: Sequence[str],
-    rows: Sequence[Any],
-    sent: Any,
+    rows: Sequence[tf.Tensor],
+    sent: tf.Tensor,
     what: str,
     name: str | None = None,
     device: str = _ops.CPU,
-) -> Any:
+) -> tf.Tensor:
     """The first half of `send_rows`: returns the words of the received messages."""
     with _ops.on(device):
         words, splits = _ops.library().dynemb_pack_rows(
@@ -425,20 +466,22 @@ def send_words(
     return words
 
 
-def send_gradients(words: Any, splits: Any, device: str) -> Any:
+def send_gradients(words: tf.Tensor, splits: tf.Tensor, device: str) -> tf.Tensor:
     """Sends gradients that are already packed, in one alltoall."""
     words, _ = _alltoall(words, splits, "dynemb_gradients", device)
     return words
 
 
-def _alltoall(words: Any, splits: Any, name: str, device: str) -> tuple[Any, Any]:
+def _alltoall(
+    words: tf.Tensor, splits: tf.Tensor, name: str, device: str
+) -> tuple[tf.Tensor, tf.Tensor]:
     """An alltoall on the device that the words are on, or on the CPU if it can only run there."""
     comm = communicator.get()
     with _ops.on(device if comm.alltoall_on_gpu else _ops.CPU):
         return comm.alltoall(words, splits, name)
 
 
-def exchange_counts(counts: Any, name: str) -> Any:
+def exchange_counts(counts: tf.Tensor, name: str) -> tf.Tensor:
     """Returns the number of rows from each rank, given `counts` to each: int64 [tables, ranks]."""
     tables, ranks = counts.shape
     with _ops.on_host():
@@ -453,7 +496,7 @@ def device_of(tables: Sequence[Spread]) -> str:
     return common_device([table.variable for table in tables])
 
 
-def spread_tables(variables: Sequence[Any]) -> tuple[list[Spread], list[int], list[int]]:
+def spread_tables(variables: Sequence[tf.Variable]) -> tuple[list[Spread], list[int], list[int]]:
     """Finds the variables of a lookup that are spread over ranks.
 
     Returns:

@@ -21,7 +21,7 @@ from tf_dynemb.parallel.exchange import exchange_counts, send_gradients, send_ro
 class _Pooled:
     """The inputs, outputs and attributes of a DynembPoolRows operation, by name."""
 
-    def __init__(self, op: Any) -> None:
+    def __init__(self, op: tf.Operation) -> None:
         inputs, outputs = list(op.inputs), list(op.outputs)
         self.table_of = [int(t) for t in op.get_attr("tables")]
         self.names, self.combiners, self.wire = (
@@ -34,7 +34,7 @@ class _Pooled:
         t = self.num_tables = len(self.names)
         rest = iter(inputs)
 
-        def take(count: int) -> list[Any]:
+        def take(count: int) -> list[tf.Tensor]:
             return list(itertools.islice(rest, count))
 
         self.handles = take(n)
@@ -51,7 +51,7 @@ class _Pooled:
         self.first = [self.table_of.index(table) for table in range(t)]
         self.dims = [int(held.shape[1]) for held in self.held]
 
-    def upstream(self, grads: Sequence[Any]) -> list[Any]:
+    def upstream(self, grads: Sequence[tf.Tensor | None]) -> list[tf.Tensor]:
         """Returns the gradients of the pooled vectors; zeros for those that have none."""
         return [
             tf.zeros_like(output) if grad is None else tf.convert_to_tensor(grad)
@@ -60,7 +60,9 @@ class _Pooled:
 
 
 @tf.RegisterGradient("DynembPoolRows")  # type: ignore[untyped-decorator]
-def _pool_gradient(op: Any, *grads: Any) -> list[Any]:
+def _pool_gradient(
+    op: tf.Operation, *grads: tf.Tensor | None
+) -> list[tf.Tensor | tf.IndexedSlices | None]:
     pooled = _Pooled(op)
     upstream = pooled.upstream(grads)
     n = pooled.num_features
@@ -72,7 +74,7 @@ def _pool_gradient(op: Any, *grads: Any) -> list[Any]:
             keys, sums, rows = _gradient(pooled, upstream)
         weight_grads = _weight_gradients(pooled, upstream, op)
     sums = [_without_gradient(total, upstream) for total in sums]
-    handle_grads: list[Any] = [None] * n
+    handle_grads: list[tf.IndexedSlices | None] = [None] * n
     for table, i in enumerate(pooled.first):
         if pooled.dynamic[table]:
             handle_grads[i] = _ops.row_gradient(keys[table], sums[table], rows[table])
@@ -89,12 +91,12 @@ def _pool_gradient(op: Any, *grads: Any) -> list[Any]:
     return handle_grads + none * before + weight_grads + none * after
 
 
-def _without_gradient(sums: Any, upstream: Sequence[Any]) -> Any:
+def _without_gradient(sums: tf.Tensor, upstream: Sequence[tf.Tensor]) -> tf.Tensor:
     """Returns sums whose gradient is an error; without it, a second derivative would be missing."""
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
-    def identity(sums: Any, *_: Any) -> Any:
-        def refuse(*_: Any) -> NoReturn:
+    def identity(sums: tf.Tensor, *_: tf.Tensor) -> Any:
+        def refuse(*_: tf.Tensor) -> NoReturn:
             raise NotImplementedError(
                 "With several ranks there is no second derivative with respect to a table. Derive "
                 "with respect to the vectors that a lookup returns."
@@ -105,7 +107,7 @@ def _without_gradient(sums: Any, upstream: Sequence[Any]) -> Any:
     return identity(sums, *upstream)
 
 
-def _gradient(pooled: _Pooled, upstream: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+def _gradient(pooled: _Pooled, upstream: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], ...]:
     """Sums for each key of the request, sends the sums to the owners, and sums what they receive.
 
     Returns:
@@ -143,8 +145,8 @@ def _gradient(pooled: _Pooled, upstream: Sequence[Any]) -> tuple[list[Any], list
 
 
 def _gradient_in_order(
-    pooled: _Pooled, upstream: Sequence[Any]
-) -> tuple[list[Any], list[Any], list[Any]]:
+    pooled: _Pooled, upstream: Sequence[tf.Tensor]
+) -> tuple[list[tf.Tensor], ...]:
     """Same as `_gradient`, with the bits that one rank would get for the batches of all ranks.
 
     Adding floats in another order gives other bits. Each id's gradient is therefore sent
@@ -207,18 +209,18 @@ def _gradient_in_order(
 
 def _join_features(
     pooled: _Pooled,
-    keys: Sequence[Any],
-    values: Sequence[Any],
-    unique: Sequence[Any],
-    sums: Sequence[Any],
-    rows: Sequence[Any],
-) -> tuple[list[Any], list[Any], list[Any]]:
+    keys: Sequence[tf.Tensor],
+    values: Sequence[tf.Tensor],
+    unique: Sequence[tf.Tensor],
+    sums: Sequence[tf.Tensor],
+    rows: Sequence[tf.Tensor],
+) -> tuple[list[tf.Tensor], ...]:
     """Joins the gradients of features to gradients of tables, in the order of the features.
 
     For a dynamic table, one process adds up the ids of each feature, and then the features. For a
     matrix it adds up all ids of all features at once.
     """
-    of_tables: tuple[list[Any], list[Any], list[Any]] = ([], [], [])
+    of_tables: tuple[list[tf.Tensor], ...] = ([], [], [])
     for table in range(pooled.num_tables):
         its = [i for i, t in enumerate(pooled.table_of) if t == table]
         if len(its) == 1:
@@ -238,8 +240,11 @@ def _join_features(
 
 
 def _sum_per_key(
-    pooled: _Pooled, keys: Sequence[Any], rows: Sequence[Any], values: Sequence[Any]
-) -> tuple[list[Any], list[Any], list[Any]]:
+    pooled: _Pooled,
+    keys: Sequence[tf.Tensor],
+    rows: Sequence[tf.Tensor],
+    values: Sequence[tf.Tensor],
+) -> tuple[list[tf.Tensor], ...]:
     """Adds up the values of equal keys in their order; `rows` of static tables may be missing."""
     rows = [
         of_table if of_table.shape[0] != 0 else tf.zeros(tf.shape(its_keys), tf.uint32)
@@ -256,16 +261,18 @@ def _sum_per_key(
             grads=list(values),
             combiners=["sum"] * count,
         )
-    return tuple(map(list, summed))  # type: ignore[return-value]
+    return tuple(map(list, summed))
 
 
-def _weight_gradients(pooled: _Pooled, upstream: Sequence[Any], op: Any) -> list[Any]:
+def _weight_gradients(
+    pooled: _Pooled, upstream: Sequence[tf.Tensor], op: tf.Operation
+) -> list[tf.Tensor | None]:
     """Returns the gradients of the weights of each feature; None for those not requested."""
     skipped = getattr(op, "skip_input_indices", None) or ()
     n, first = pooled.num_features, pooled.first_weight
     # Zeros instead of None, even if this rank has no ids: the inputs of the weights have a gradient
     # on other ranks, and all ranks must reduce the same variables.
-    weight_grads: list[Any] = [
+    weight_grads: list[tf.Tensor | None] = [
         None if first + i in skipped else tf.zeros_like(weights)
         for i, weights in enumerate(pooled.weights)
     ]

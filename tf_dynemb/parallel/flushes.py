@@ -27,7 +27,7 @@ import re
 import threading
 import urllib.parse
 import weakref
-from typing import Any
+from collections.abc import Sequence
 
 import tensorflow as tf
 
@@ -54,7 +54,7 @@ class Flushes:
         OSError: the folder cannot be created, or another process has it.
     """
 
-    def __init__(self, file_path: str, name: str, handle: Any) -> None:
+    def __init__(self, file_path: str, name: str, handle: tf.Tensor) -> None:
         self.path = _path_of(file_path, name)
         make_durable_folder(self.path)
         self._name = name
@@ -75,7 +75,9 @@ class Flushes:
             return None
 
     @classmethod
-    def open(cls, root: str, file_path: str, name: str, handle: Any) -> tuple[Flushes, Any]:
+    def open(
+        cls, root: str, file_path: str, name: str, handle: tf.Tensor
+    ) -> tuple[Flushes, Sequence[tf.Tensor] | None]:
         """Gives a new table the rows of the last flush that all ranks have, if there is one.
 
         Args:
@@ -94,7 +96,9 @@ class Flushes:
             return cls._open(root, file_path, name, handle)
 
     @classmethod
-    def _open(cls, root: str, file_path: str, name: str, handle: Any) -> tuple[Flushes, Any]:
+    def _open(
+        cls, root: str, file_path: str, name: str, handle: tf.Tensor
+    ) -> tuple[Flushes, Sequence[tf.Tensor] | None]:
         ranks = Ranks("DynamicVariable(persistent=True)")
         with ranks.stage() as stage:
             others = folders_of_other_jobs(root, name, ranks.size)
@@ -271,7 +275,7 @@ def _guard(path: str) -> threading.RLock:
 _open: weakref.WeakValueDictionary[str, Flushes] = weakref.WeakValueDictionary()
 
 
-def _keep_flush(handle: Any, folder: str) -> None:
+def _keep_flush(handle: tf.Tensor, folder: str) -> None:
     """Says that a restart continues from the flush in this folder; empty: from none."""
     with tf.init_scope():
         _ops.library().dynemb_keep_flush(handle, folder)

@@ -15,7 +15,7 @@ from tf_dynemb import _ops
 from tf_dynemb.ids.bags import Bags
 
 
-def count_repeats(asked: Any, table_of: Sequence[int]) -> dict[int, Any]:
+def count_repeats(asked: Any, table_of: Sequence[int]) -> dict[int, tf.Tensor]:
     """Tells owners how often ids repeat in a lookup that inserts, for tables that count keys.
 
     Args:
@@ -30,8 +30,7 @@ def count_repeats(asked: Any, table_of: Sequence[int]) -> dict[int, Any]:
     numbers = [
         t
         for t, table in enumerate(tables)
-        if table.is_dynamic
-        and (table.variable.options.counts_keys or table.variable.options.admission)
+        if table.is_dynamic and (table.table.options.counts_keys or table.table.options.admission)
     ]
     repeats = []
     for t in numbers:
@@ -45,15 +44,15 @@ def count_repeats(asked: Any, table_of: Sequence[int]) -> dict[int, Any]:
     return {t: counts[:, 0] for t, counts in zip(numbers, arrived, strict=True)}
 
 
-def add_counts(asked: Any, repeats: Mapping[int, Any]) -> None:
+def add_counts(asked: Any, repeats: Mapping[int, tf.Tensor]) -> None:
     """Adds the result of `count_repeats` to scores, after the lookup has counted each key once."""
     for t, counts in repeats.items():
-        table = asked.tables[t].variable
+        table = asked.tables[t].table
         if table.options.counts_keys:
             _ops.library().dynemb_add_counts(table.handle, asked.keys[t], counts)
 
 
-def find_present(asked: Any, rows: Sequence[Any]) -> dict[int, Any]:
+def find_present(asked: Any, rows: Sequence[tf.Tensor]) -> dict[int, tf.Tensor]:
     """Tells askers which keys are in their bags, for tables with `unadmitted="skip"`.
 
     Args:
@@ -68,8 +67,8 @@ def find_present(asked: Any, rows: Sequence[Any]) -> dict[int, Any]:
         t
         for t, table in enumerate(asked.tables)
         if table.is_dynamic
-        and table.variable.options.admission
-        and table.variable.options.admission.unadmitted == "skip"
+        and table.table.options.admission
+        and table.table.options.admission.unadmitted == "skip"
     ]
     present = [
         tf.cast(tf.not_equal(rows[t], _ops.SKIPPED_ROW), tf.int32)[:, tf.newaxis] for t in numbers
@@ -79,7 +78,10 @@ def find_present(asked: Any, rows: Sequence[Any]) -> dict[int, Any]:
 
 
 def without_absent(
-    asked: Any, features: Sequence[Bags], table_of: Sequence[int], is_present: Mapping[int, Any]
+    asked: Any,
+    features: Sequence[Bags],
+    table_of: Sequence[int],
+    is_present: Mapping[int, tf.Tensor],
 ) -> tuple[Any, list[Bags]]:
     """Removes the ids of absent keys from their bags, given the result of `find_present`."""
     index, kept = list(asked.index), list(features)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from tf_dynemb import _ops, communicator
-from tf_dynemb.parallel.exchange import BY_HASH
+from tf_dynemb.parallel.exchange import BY_HASH, SpreadTable
 
 
 def check_mode(mode: Any) -> None:
@@ -31,7 +31,9 @@ def owner_of_mode(mode: str | None) -> int | None:
     return int(mode.split(":")[1]) if mode is not None and ":" in mode else None
 
 
-def owned(variable: Any, keys: npt.NDArray[Any]) -> npt.NDArray[np.bool_] | None:
+def owned(
+    variable: SpreadTable | tf.Variable, keys: npt.NDArray[Any]
+) -> npt.NDArray[np.bool_] | None:
     """Returns which keys this rank holds.
 
     Args:
@@ -55,13 +57,13 @@ def owned(variable: Any, keys: npt.NDArray[Any]) -> npt.NDArray[np.bool_] | None
     return np.asarray(ranks == comm.rank, np.bool_)
 
 
-def owners(keys: Any, num_ranks: int) -> npt.NDArray[np.int32]:
+def owners(keys: tf.Tensor, num_ranks: int) -> npt.NDArray[np.int32]:
     """Returns the owner of each key [n] of a table that `num_ranks` ranks share: int32 [n]."""
     with _ops.on_host():
         return np.asarray(_ops.library().dynemb_owners(keys, num_ranks=num_ranks))
 
 
-def is_elsewhere(variable: Any) -> bool:
+def is_elsewhere(variable: SpreadTable | tf.Variable) -> bool:
     """Whether another rank holds the whole variable."""
     comm = communicator.get()
     return comm.size > 1 and _only_rank(variable) not in (None, comm.rank)
@@ -78,7 +80,7 @@ def capacity_share(rows: int, ranks: int) -> int:
     return rows if ranks == 1 else min(rows, mean + math.ceil(6 * math.sqrt(mean)))
 
 
-def share_of(variable: Any, rows: int) -> int:
+def share_of(variable: SpreadTable | tf.Variable, rows: int) -> int:
     """Returns the approximate number of a variable's rows that this rank holds."""
     comm = communicator.get()
     rank = _only_rank(variable)
@@ -87,18 +89,18 @@ def share_of(variable: Any, rows: int) -> int:
     return rows if rank == comm.rank else 0
 
 
-def global_rows(variable: Any) -> npt.NDArray[np.int64]:
+def global_rows(variable: tf.Variable) -> npt.NDArray[np.int64]:
     """Returns the numbers in the whole matrix of this rank's rows of a Variable: int64 [rows]."""
     comm = communicator.get()
     local = np.arange(variable.shape[0])
     return local if _only_rank(variable) is not None else local * comm.size + comm.rank
 
 
-def local_rows(variable: Any, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def local_rows(variable: tf.Variable, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Converts numbers of rows of the whole matrix to numbers in this rank's shard."""
     return rows if _only_rank(variable) is not None else rows // communicator.get().size
 
 
-def _only_rank(variable: Any) -> int | None:
+def _only_rank(variable: SpreadTable | tf.Variable) -> int | None:
     """Returns the rank that holds the whole variable; None if it is spread over several."""
     return 0 if communicator.get().size == 1 else owner_of_mode(variable.mode)

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Protocol
 
 import tensorflow as tf
 from tensorflow.python.eager import context
@@ -34,6 +34,18 @@ class Placement:
 
     device: str
     tier: str
+
+
+class Placed(Protocol):
+    """What this module needs of a DynamicVariable."""
+
+    @property
+    def handle(self) -> tf.Tensor:
+        """The resource."""
+
+    @property
+    def placement(self) -> Placement:
+        """The place of the table."""
 
 
 def place(var_type: str) -> Placement:
@@ -89,7 +101,7 @@ def has_gpu_kernels() -> bool:
     return any(kernel.device_type == "GPU" for kernel in registered)
 
 
-def device_of(table: Any) -> str:
+def device_of(table: Placed | tf.Variable) -> str:
     """Returns the device that our operators for a DynamicVariable or a tf.Variable run on."""
     placement = getattr(table, "placement", None)
     if placement is not None:
@@ -97,7 +109,7 @@ def device_of(table: Any) -> str:
     return _short(table.handle.device) if has_gpu_kernels() else CPU
 
 
-def common_device(tables: Sequence[Any]) -> str:
+def common_device(tables: Sequence[Placed | tf.Variable]) -> str:
     """Returns the device that all of the tables are on; the CPU if they are on several."""
     if not context.num_gpus():
         return CPU
@@ -105,7 +117,7 @@ def common_device(tables: Sequence[Any]) -> str:
     return devices.pop() if len(devices) == 1 else CPU
 
 
-def by_placement(tables: Sequence[Any]) -> list[list[int]]:
+def by_placement(tables: Sequence[Placed]) -> list[list[int]]:
     """Returns, for each place, the numbers of the tables in it: an operator needs one place.
 
     Tables of one device are in one place, except for those in the host's memory.

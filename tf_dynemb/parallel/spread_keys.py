@@ -7,7 +7,6 @@ the operation. All functions are collective.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -16,7 +15,7 @@ from tf_dynemb.parallel import exchange
 from tf_dynemb.parallel.exchange import Spread
 
 
-def upsert(table: Spread, keys: Any, values: Any) -> Any:
+def upsert(table: Spread, keys: tf.Tensor, values: tf.Tensor) -> tf.Operation | None:
     """Sets vectors. If a key is repeated, the last vector of the highest rank wins.
 
     Args:
@@ -32,7 +31,7 @@ def upsert(table: Spread, keys: Any, values: Any) -> Any:
     return _ops.library().dynemb_upsert(table.variable.handle, asked.keys[0], values)
 
 
-def scores(table: Spread, keys: Any) -> Any:
+def scores(table: Spread, keys: tf.Tensor) -> tf.Tensor:
     """Returns the scores of keys [n], -1 for keys without a row: int64 [n]."""
     asked = exchange.request([table], [keys])
     held = _ops.library().dynemb_scores(table.variable.handle, asked.keys[0])
@@ -40,7 +39,7 @@ def scores(table: Spread, keys: Any) -> Any:
     return tf.gather(tf.bitcast(found, tf.int64), tf.cast(asked.index[0], tf.int64))
 
 
-def set_scores(table: Spread, keys: Any, values: Any) -> Any:
+def set_scores(table: Spread, keys: tf.Tensor, values: tf.Tensor) -> tf.Operation | None:
     """Sets scores, int64 [n]. If a key is repeated, the last score of the highest rank wins."""
     asked = exchange.request([table], [keys])
     last = tf.math.unsorted_segment_max(
@@ -53,7 +52,7 @@ def set_scores(table: Spread, keys: Any, values: Any) -> Any:
     )
 
 
-def accumulate(table: Spread, keys: Any, deltas: Any) -> Any:
+def accumulate(table: Spread, keys: tf.Tensor, deltas: tf.Tensor) -> tf.Operation | None:
     """Adds to vectors; the values that the ranks pass for one key are added up."""
     asked = exchange.request([table], [keys])
     sums = tf.math.unsorted_segment_sum(
@@ -65,7 +64,7 @@ def accumulate(table: Spread, keys: Any, deltas: Any) -> Any:
     )
 
 
-def erase(table: Spread, keys: Any, wipe: bool) -> Any:
+def erase(table: Spread, keys: tf.Tensor, wipe: bool) -> tf.Tensor:
     """Removes rows; returns the number of rows that were removed on all ranks, an int64 scalar."""
     asked = exchange.request([table], [keys])
     erased = _ops.library().dynemb_erase(table.variable.handle, asked.keys[0], wipe=wipe)
@@ -74,8 +73,8 @@ def erase(table: Spread, keys: Any, wipe: bool) -> Any:
 
 
 def contains(
-    tables: Sequence[Spread], keys: Sequence[Any], table_of: Sequence[int] | None = None
-) -> list[Any]:
+    tables: Sequence[Spread], keys: Sequence[tf.Tensor], table_of: Sequence[int] | None = None
+) -> list[tf.Tensor]:
     """Returns which keys have a row.
 
     Args:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import os
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from tf_dynemb import storage
 from tf_dynemb.optimizers.wrapper import OptimizerWrapper
@@ -12,13 +12,14 @@ from tf_dynemb.snapshots.watermark import Watermark
 from tf_dynemb.tables.lineage import Snapshots
 from tf_dynemb.tables.times import tick_before
 from tf_dynemb.variables.dynamic import DynamicVariable
+from tf_dynemb.variables.static import Variable
 
 
 def delta_begin(
     since: Watermark | datetime.datetime | None,
     last: storage.Manifest | None,
     tables: Mapping[str, DynamicVariable],
-    path: Any,
+    path: str | os.PathLike[str],
     optimizer: OptimizerWrapper | None,
 ) -> tuple[str | None, int, list[int]]:
     """Returns where a delta begins.
@@ -93,7 +94,9 @@ def delta_begin(
     return last.id, min(since_tick, last.watermark), begins
 
 
-def is_of_others(publication: storage.Publication, tables: Mapping[str, Any]) -> str:
+def is_of_others(
+    publication: storage.Publication, tables: Mapping[str, DynamicVariable | Variable]
+) -> str:
     """Returns why a base of these tables does not continue the chain at its path; "": it does.
 
     Args:
@@ -125,7 +128,9 @@ def is_of_others(publication: storage.Publication, tables: Mapping[str, Any]) ->
     return ""
 
 
-def check_schema(last: storage.Manifest, tables: Mapping[str, DynamicVariable], path: Any) -> None:
+def check_schema(
+    last: storage.Manifest, tables: Mapping[str, DynamicVariable], path: str | os.PathLike[str]
+) -> None:
     """Raises ValueError if tables cannot continue the snapshot on disk."""
     for name, table in tables.items():
         _, entry = last.table(name)

@@ -10,9 +10,12 @@ from tf_dynemb._warn import warn
 from tf_dynemb.snapshots import columns
 from tf_dynemb.tables.table import StateSpec
 from tf_dynemb.variables.dynamic import DynamicVariable
+from tf_dynemb.variables.static import Variable
 
 
-def check_entry(snapshot: storage.Snapshot, name: str, variable: Any, cast: bool) -> None:
+def check_entry(
+    snapshot: storage.Snapshot, name: str, variable: DynamicVariable | Variable, cast: bool
+) -> None:
     """Raises ValueError unless a snapshot's table can be loaded into the variable."""
     manifest = snapshot.manifest
     names = [entry.name for entry in manifest.tables]
@@ -40,7 +43,7 @@ def check_entry(snapshot: storage.Snapshot, name: str, variable: Any, cast: bool
             )
 
 
-def form_of(variable: Any) -> dict[str, Any]:
+def form_of(variable: DynamicVariable | Variable) -> dict[str, Any]:
     """Returns what an entry must have in common with a variable, by the names of its members."""
     if isinstance(variable, DynamicVariable):
         dimension, key_type = variable.dimension, variable.key_type.name
@@ -49,7 +52,7 @@ def form_of(variable: Any) -> dict[str, Any]:
     return {"dimension": dimension, "key_type": key_type, "dtype": variable.dtype.name}
 
 
-def check_is_same(entry: storage.TableEntry, variable: Any) -> None:
+def check_is_same(entry: storage.TableEntry, variable: DynamicVariable | Variable) -> None:
     """Raises ValueError if a table on disk, found by an automatic name, is another one."""
     if not isinstance(variable, DynamicVariable):
         return

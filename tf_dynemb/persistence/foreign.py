@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from tf_dynemb import _ops
@@ -20,6 +21,7 @@ from tf_dynemb.tables.batches import NEW_SCORES, NO_STATE, own_rows, warn_of_evi
 from tf_dynemb.tables.cut import NOW, last_tick
 from tf_dynemb.tables.table import StateSpec
 from tf_dynemb.variables.dynamic import DynamicVariable
+from tf_dynemb.variables.static import Variable
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,11 +36,11 @@ class ForeignRows:
         has_state: bool [n], which rows have states; the others start with fresh state. None: all.
     """
 
-    keys: Any
-    vectors: Any
-    states: Mapping[str, Any] = field(default_factory=dict)
+    keys: npt.NDArray[Any]
+    vectors: npt.NDArray[Any]
+    states: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
     optimizer: str | None = None
-    has_state: Any = None
+    has_state: npt.NDArray[np.bool_] | None = None
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ def load_foreign(
     system: System,
     variables: Any,
     optimizer: OptimizerWrapper | None,
-    read: Callable[[Mapping[str, Any]], Mapping[str, Sequence[ForeignRows]]],
+    read: Callable[[Mapping[str, DynamicVariable | Variable]], Mapping[str, Sequence[ForeignRows]]],
 ) -> None:
     """Replaces the content of tables with another system's rows.
 
@@ -112,7 +114,9 @@ def load_foreign(
         optimizer.attach(list(dynamic.values()))
 
 
-def _check(system: System, rows: ForeignRows, name: str, variable: Any) -> None:
+def _check(
+    system: System, rows: ForeignRows, name: str, variable: DynamicVariable | Variable
+) -> None:
     dimension = variable.shape[1]
     if rows.vectors.shape[1] != dimension:
         raise ValueError(
@@ -128,7 +132,7 @@ def _stage(
     table: DynamicVariable,
     spec: StateSpec | None,
     with_state: bool,
-) -> Any:
+) -> tf.Tensor:
     """Creates a table with another system's rows, apart from the variable; returns its handle."""
     count = sum(len(shard.keys) for shard in shards)
     handle = table.make_empty(ownership.share_of(table, count), spec)
@@ -145,12 +149,12 @@ def _stage_shard(
     table: DynamicVariable,
     spec: StateSpec | None,
     with_state: bool,
-    handle: Any,
+    handle: tf.Tensor,
 ) -> None:
     states = _states(system, rows, name, table, spec) if with_state else []
     key_type = table.key_type.as_numpy_dtype
 
-    def read_keys(some: slice) -> Any:
+    def read_keys(some: slice) -> npt.NDArray[Any]:
         return _as_key_type(system, rows.keys[some], key_type, name)
 
     for some, keys in own_rows(table, len(rows.keys), len(states) * table.dimension, read_keys):
@@ -175,7 +179,7 @@ def _stage_shard(
 
 def _states(
     system: System, rows: ForeignRows, name: str, table: DynamicVariable, spec: StateSpec | None
-) -> list[Any]:
+) -> list[npt.NDArray[Any]]:
     """Returns the other system's states in the order of ours; none if their meaning differs."""
     ours = spec[0] if spec else "no optimizer"
     theirs, names = system.same_state.get(ours, ("", ()))
@@ -189,7 +193,9 @@ def _states(
     return []
 
 
-def _as_key_type(system: System, keys: Any, key_type: Any, name: str) -> Any:
+def _as_key_type(
+    system: System, keys: npt.NDArray[Any], key_type: npt.DTypeLike, name: str
+) -> npt.NDArray[Any]:
     cast = keys.astype(key_type)
     if not (cast == keys).all():
         raise ValueError(
@@ -199,7 +205,9 @@ def _as_key_type(system: System, keys: Any, key_type: Any, name: str) -> Any:
     return cast
 
 
-def _dense(system: System, shards: Sequence[ForeignRows], name: str, variable: Any) -> Any:
+def _dense(
+    system: System, shards: Sequence[ForeignRows], name: str, variable: Variable
+) -> tf.Tensor:
     """Returns the rows of a dense variable that this rank holds."""
     rows = variable.global_shape[0]
     keys = np.concatenate([shard.keys.astype(np.int64) for shard in shards])

@@ -40,6 +40,7 @@ from tf_dynemb.tables.lineage import new_history
 from tf_dynemb.tables.table import StateSpec
 from tf_dynemb.tables.times import ns_of
 from tf_dynemb.variables.dynamic import DynamicVariable
+from tf_dynemb.variables.static import Variable
 
 
 def load(
@@ -118,7 +119,9 @@ def _compiled_with(variables: Any) -> OptimizerWrapper | None:
 
 
 def _warn_of_fresh_state(
-    chain: storage.Chain, tables: Mapping[str, Any], compiled_with: OptimizerWrapper | None
+    chain: storage.Chain,
+    tables: Mapping[str, DynamicVariable | Variable],
+    compiled_with: OptimizerWrapper | None,
 ) -> None:
     """Warns if rows lost a state that their optimizer would have continued."""
     for name, table in tables.items():
@@ -149,7 +152,7 @@ def _load(
     ranks: Ranks,
     path: str | os.PathLike[str],
     names: Sequence[str],
-    tables: Mapping[str, Any],
+    tables: Mapping[str, DynamicVariable | Variable],
     automatic: Sequence[str],
     optimizer: OptimizerWrapper | None,
     cast: bool,
@@ -224,7 +227,7 @@ class _Staged(NamedTuple):
         seed: the seed of that table; None if it had other initial vectors anyway.
     """
 
-    handle: Any
+    handle: tf.Tensor
     evictions: int
     has_state: bool
     history: str | None

@@ -20,7 +20,7 @@ from tf_dynemb.tables.times import tick_before
 
 def incremental_model_dump(
     variables: Any, utc_time: datetime.datetime | Sequence[datetime.datetime]
-) -> tuple[list[Any], list[Any]]:
+) -> tuple[list[npt.NDArray[Any]], list[npt.NDArray[Any]]]:
     """Returns the rows of tables that were updated since a moment, as arrays (SOK's function).
 
     With several ranks all of them call this, and each gets the rows of all ranks.
@@ -64,7 +64,7 @@ def incremental_model_dump(
     return keys, values
 
 
-def _times(utc_time: Any, tables: int) -> list[Any]:
+def _times(utc_time: Any, tables: int) -> list[datetime.datetime]:
     """Returns a time for each table."""
     times = list(utc_time) if isinstance(utc_time, (list, tuple)) else [utc_time]
     if len(times) not in (1, tables):

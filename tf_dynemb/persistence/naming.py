@@ -14,7 +14,7 @@ from tf_dynemb.variables.static import Variable
 from tf_dynemb.variables.unwrap import filter_variables, tables_of, unwrap
 
 
-def named_variables(variables: Any) -> dict[str, Any]:
+def named_variables(variables: Any) -> dict[str, DynamicVariable | Variable]:
     """Returns variables by their names on disk.
 
     Args:
@@ -35,7 +35,7 @@ def named_variables(variables: Any) -> dict[str, Any]:
             is_layer = isinstance(variable, keras.layers.Layer)
             expanded += tables_of(variable) if is_layer else [unwrap(variable)]
         pairs = [(_name(variable), variable) for variable in expanded]
-    named: dict[str, Any] = {}
+    named: dict[str, DynamicVariable | Variable] = {}
     for name, variable in pairs:
         if not isinstance(variable, (DynamicVariable, Variable)):
             raise TypeError(
@@ -57,7 +57,7 @@ def named_variables(variables: Any) -> dict[str, Any]:
     return named
 
 
-def named_tables(model: Any) -> dict[str, Any]:
+def named_tables(model: keras.layers.Layer | tf.Module) -> dict[str, DynamicVariable | Variable]:
     """Returns the tables of a model by names on disk that do not depend on what else was created.
 
     A table keeps the name that it, or its layer, was given. Without one, Keras numbers layers in
@@ -81,7 +81,7 @@ def named_tables(model: Any) -> dict[str, Any]:
             of another kind of object, or of one whose name begins with an underscore.
     """
     places = dict(_places(model, "", set()))
-    named: dict[str, Any] = {}
+    named: dict[str, DynamicVariable | Variable] = {}
     weights = model.variables if isinstance(model, keras.layers.Layer) else []
     # A layer that has not been called yet does not have the tables among its attributes as weights.
     variables = {id(v): v for v in (*filter_variables(map(unwrap, weights))[0], *places.values())}
@@ -103,7 +103,7 @@ def named_tables(model: Any) -> dict[str, Any]:
     return named
 
 
-def _places(of: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
+def _places(of: Any, path: str, seen: set[int]) -> Iterator[tuple[str, DynamicVariable | Variable]]:
     """Yields the tables in an object, with the ways to them; each object is visited once."""
     if id(of) in seen:
         return
@@ -130,7 +130,9 @@ def _places(of: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
         yield from _places(part, "/".join(filter(None, (path, str(name)))), seen)
 
 
-def with_automatic_names(tables: Mapping[str, Any], variables: Any) -> list[str]:
+def with_automatic_names(
+    tables: Mapping[str, DynamicVariable | Variable], variables: Any
+) -> list[str]:
     """Returns the names on disk of the tables whose names are automatic.
 
     Args:
@@ -160,7 +162,7 @@ def warn_of_automatic_names(call: str, names: Sequence[str], forms: Mapping[str,
         )
 
 
-def dynamic_only(tables: Mapping[str, Any]) -> dict[str, DynamicVariable]:
+def dynamic_only(tables: Mapping[str, DynamicVariable | Variable]) -> dict[str, DynamicVariable]:
     """Returns the tables; raises TypeError if one of them is dense."""
     for name, variable in tables.items():
         if not isinstance(variable, DynamicVariable):
@@ -171,7 +173,7 @@ def dynamic_only(tables: Mapping[str, Any]) -> dict[str, DynamicVariable]:
     return dict(tables)
 
 
-def described(tables: Mapping[str, Any]) -> list[str]:
+def described(tables: Mapping[str, DynamicVariable | Variable]) -> list[str]:
     """Returns a description of each variable, for a comparison between ranks."""
     texts = []
     for name, variable in tables.items():

@@ -71,7 +71,7 @@ def restore_optimizer(
 
 def _scalars(
     optimizer: OptimizerWrapper, tables: Mapping[str, DynamicVariable]
-) -> Iterator[tuple[str, Any]]:
+) -> Iterator[tuple[str, keras.Variable]]:
     """Returns the optimizer's scalar variables by names that are the same in every process."""
     groups = {"": optimizer.inner_optimizer.variables}
     for table_name, table in tables.items():

@@ -33,10 +33,10 @@ TABLES = ("copy", "link", "external")
 
 
 def export_saved_model(
-    model: Any,
+    model: keras.Model | tf.Module,
     path: str | os.PathLike[str],
     tables: str = "copy",
-    dump: str | os.PathLike[str] | None = None,
+    dump: pathlib.Path | None = None,
     *,
     signatures: Any = None,
     input_signature: Any = None,
@@ -155,9 +155,9 @@ def export_saved_model(
 
 
 def _check_arguments(
-    model: Any,
+    model: keras.Model | tf.Module,
     tables: str,
-    dump: Any,
+    dump: pathlib.Path | None,
     signatures: Any,
     input_signature: Any,
     follow_seconds: float,
@@ -174,7 +174,7 @@ def _check_arguments(
         raise ValueError(f"{wrong}, got it for {type(model).__name__}.")
 
 
-def _variables(model: Any) -> tuple[list[DynamicVariable], list[Variable]]:
+def _variables(model: keras.Model | tf.Module) -> tuple[list[DynamicVariable], list[Variable]]:
     """Returns the tables and the static variables of a model, in the same order on all ranks.
 
     Raises:
@@ -205,14 +205,14 @@ def _check_free(path: pathlib.Path) -> None:
         raise FileExistsError(f"{path} exists, and is not a SavedModel.")
 
 
-def _endpoints(table: DynamicVariable) -> dict[str, Any]:
+def _endpoints(table: DynamicVariable) -> dict[str, tf.types.experimental.PolymorphicFunction]:
     """Returns the functions that a SavedModel has for its tables, by the names of signatures."""
 
-    def state() -> dict[str, Any]:
+    def state() -> dict[str, tf.Tensor]:
         found = _ops.library().dynemb_served_state(table.handle)
         return {name: getattr(found, name) for name in found._fields}
 
-    def apply_delta(path: Any) -> dict[str, Any]:
+    def apply_delta(path: tf.Tensor) -> dict[str, tf.Tensor]:
         applied = _ops.library().dynemb_apply_snapshots(table.handle, path)
         with tf.control_dependencies([applied]):
             now = state()
@@ -225,7 +225,9 @@ def _endpoints(table: DynamicVariable) -> dict[str, Any]:
     }
 
 
-def _save_module(model: Any, path: pathlib.Path, signatures: Any, table: DynamicVariable) -> None:
+def _save_module(
+    model: keras.Model | tf.Module, path: pathlib.Path, signatures: Any, table: DynamicVariable
+) -> None:
     if signatures is None:
         signatures = {}
     elif not isinstance(signatures, Mapping):
@@ -238,7 +240,7 @@ def _save_module(model: Any, path: pathlib.Path, signatures: Any, table: Dynamic
 
 
 def _save(
-    model: Any,
+    model: keras.Model | tf.Module,
     path: pathlib.Path,
     rows: served.Rows,
     signatures: Any,

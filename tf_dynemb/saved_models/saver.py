@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping
-from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.saved_model import registration
@@ -22,7 +21,7 @@ from tf_dynemb._presence import local_path
 from tf_dynemb.variables.served import Export, ServedTable
 
 
-def save_tables(trackables: Mapping[str, ServedTable], file_prefix: Any) -> list[Any]:
+def save_tables(trackables: Mapping[str, ServedTable], file_prefix: tf.Tensor) -> list[tf.Tensor]:
     """Writes the snapshots of a SavedModel.
 
     Args:
@@ -51,7 +50,9 @@ def save_tables(trackables: Mapping[str, ServedTable], file_prefix: Any) -> list
     return []
 
 
-def restore_tables(trackables: Mapping[str, ServedTable], merged_prefix: Any) -> dict[str, Any]:
+def restore_tables(
+    trackables: Mapping[str, ServedTable], merged_prefix: tf.Tensor
+) -> dict[str, tf.Tensor]:
     """Does nothing: `ServedTable` opens the rows when it is initialized."""
     return {}
 

@@ -71,18 +71,18 @@ class _Reader:
         other.lengths = self.lengths[group]
         return other
 
-    def word(self, place: Any) -> Words:
+    def word(self, place: int | npt.NDArray[np.int64]) -> Words:
         """The 8 bytes of each text from `place`; below 0, from the end."""
         place = np.asarray(place)
         from_start = np.where(place < 0, self.lengths + place, place)
         words: Words = self._words[self._starts + from_start].astype(np.uint64)
         return words
 
-    def half(self, place: Any) -> Words:
+    def half(self, place: int | npt.NDArray[np.int64]) -> Words:
         """As `word`, 4 bytes."""
         return self.word(place) & np.uint64(0xFFFFFFFF)
 
-    def byte(self, place: Any) -> Words:
+    def byte(self, place: int | npt.NDArray[np.int64]) -> Words:
         """As `word`, one byte."""
         return self.word(place) & np.uint64(0xFF)
 
@@ -175,7 +175,11 @@ def _of_65_and_more(reader: _Reader) -> Words:
 
 
 def _of_block(
-    reader: _Reader, place: Any, state: Any, factor: Words, weight: np.uint64
+    reader: _Reader,
+    place: npt.NDArray[np.int64],
+    state: tuple[Words, ...],
+    factor: Words,
+    weight: np.uint64,
 ) -> tuple[Words, ...]:
     """Mixes the 64 bytes at `place` into (x, y, z, v0, v1, w0, w1)."""
     x, y, z, v0, v1, w0, w1 = state
@@ -189,7 +193,9 @@ def _of_block(
     return (z, y, x, *v, *w)
 
 
-def _of_half_block(reader: _Reader, place: Any, a: Words, b: Words) -> tuple[Words, Words]:
+def _of_half_block(
+    reader: _Reader, place: npt.NDArray[np.int64], a: Words, b: Words
+) -> tuple[Words, Words]:
     words = [reader.word(place + offset) for offset in (0, 8, 16, 24)]
     a = a + words[0]
     b = _rotate(b + a + words[3], 21)

@@ -7,7 +7,7 @@ another creates the next state.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -211,7 +211,7 @@ class Table:
     def _base_contains(self, keys: Keys) -> Mask:
         return self._in_chunks(self._read_base, keys)
 
-    def _in_chunks(self, read: Any, keys: Keys) -> Mask:
+    def _in_chunks(self, read: Callable[[Keys, None], Mask], keys: Keys) -> Mask:
         masks = [read(keys[i : i + _CHUNK], None) for i in range(0, keys.size, _CHUNK)]
         return np.concatenate([np.zeros(0, np.bool_), *masks])
 

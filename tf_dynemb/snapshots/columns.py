@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 import tqdm
 
@@ -163,7 +164,7 @@ def _default_vector(table: Table) -> tuple[float, ...] | None:
     return table.default_vector
 
 
-def load_counters(snapshot: storage.Snapshot, name: str, table: Table, handle: Any) -> None:
+def load_counters(snapshot: storage.Snapshot, name: str, table: Table, handle: tf.Tensor) -> None:
     """Loads the admission counters of a snapshot's table, for the keys that this rank holds.
 
     Args:
@@ -199,7 +200,7 @@ def load_rows(
     snapshot: storage.Snapshot,
     name: str,
     table: Table,
-    handle: Any,
+    handle: tf.Tensor,
     with_state: bool,
     at_tick: int,
     quiet: bool | None = None,
@@ -257,7 +258,7 @@ def load_rows(
     return batches
 
 
-def erase(snapshot: storage.Snapshot, name: str, handle: Any, key_type: Any) -> int:
+def erase(snapshot: storage.Snapshot, name: str, handle: tf.Tensor, key_type: tf.DType) -> int:
     """Erases the keys that a delta has deleted; returns the number of batches."""
     batches = 0
     _, entry = snapshot.manifest.table(name)
@@ -269,7 +270,9 @@ def erase(snapshot: storage.Snapshot, name: str, handle: Any, key_type: Any) -> 
     return batches
 
 
-def checksum(data: Any, initial: int, room: int, block_bytes: int) -> list[int]:
+def checksum(
+    data: bytes | npt.NDArray[np.uint8], initial: int, room: int, block_bytes: int
+) -> list[int]:
     """Same as `tf_dynemb.storage.crc32c.blocks`, but faster."""
     checksums = _ops.library().dynemb_crc32c(
         data, tf.constant(initial, tf.uint32), max(room, 0), block_bytes
@@ -299,7 +302,7 @@ class _Bar(tqdm.tqdm):  # type: ignore[misc]
     _lock = threading.RLock()
 
 
-def progress(total: int, what: str, unit: str, quiet: bool | None) -> Any:
+def progress(total: int, what: str, unit: str, quiet: bool | None) -> tqdm.tqdm:
     """A progress bar for work that takes longer than a few seconds."""
     # For tqdm, None means a bar only on a terminal.
     return _Bar(total=total, desc=what, unit=unit, unit_scale=True, delay=_PATIENCE, disable=quiet)
@@ -327,7 +330,7 @@ def _give_way() -> None:
         os.setpriority(os.PRIO_PROCESS, thread, max(10, os.getpriority(os.PRIO_PROCESS, thread)))
 
 
-def _append_all(column: storage.ColumnWriter, rows: Any) -> None:
+def _append_all(column: storage.ColumnWriter, rows: npt.NDArray[Any]) -> None:
     column.append(rows)
     column.flush()
 

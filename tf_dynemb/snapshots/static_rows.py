@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -16,8 +15,8 @@ from tf_dynemb.tables.cut import bits, from_bits
 
 def write_static(
     part: storage.Part,
-    variables: Mapping[str, Any],
-    values: Mapping[str, Any],
+    variables: Mapping[str, tf.Variable],
+    values: Mapping[str, tf.Tensor],
     first: int,
     base_tick: int,
 ) -> list[storage.TableEntry]:
@@ -63,7 +62,7 @@ def write_static(
     return entries
 
 
-def read_static(snapshot: storage.Snapshot, name: str, variable: Any) -> Any:
+def read_static(snapshot: storage.Snapshot, name: str, variable: tf.Variable) -> tf.Tensor:
     """Returns the rows of a dense variable that this rank holds.
 
     Raises:

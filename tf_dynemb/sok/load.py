@@ -10,6 +10,8 @@ from tf_dynemb._presence import exists, local_path
 from tf_dynemb.optimizers.wrapper import OptimizerWrapper
 from tf_dynemb.persistence.foreign import ForeignRows, System, load_foreign
 from tf_dynemb.sok.dump import file_name_of, read_sok_dump
+from tf_dynemb.variables.dynamic import DynamicVariable
+from tf_dynemb.variables.static import Variable
 
 # Momentum is not included: Keras scales it by the learning rate.
 _SOK = System(
@@ -52,7 +54,7 @@ def load_sok_dump(
         tf.errors.ResourceExhaustedError: a table cannot hold the rows.
     """
 
-    def read(tables: Mapping[str, Any]) -> dict[str, list[ForeignRows]]:
+    def read(tables: Mapping[str, DynamicVariable | Variable]) -> dict[str, list[ForeignRows]]:
         folder = local_path(directory, "directory")
         files = {name: _file_name(str(folder), name) for name in tables}
         found = read_sok_dump(folder, files.values())

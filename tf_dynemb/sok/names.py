@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
 
+import keras
 import tensorflow as tf
 
 from tf_dynemb import _ops
 from tf_dynemb.ids.keys import as_keys
+from tf_dynemb.ids.types import TensorLike
 from tf_dynemb.variables.static import Variable
 from tf_dynemb.variables.unwrap import dynamic, unwrap
 
 
-def all2all_dense_embedding(param: Any, indices: Any) -> Any:
+def all2all_dense_embedding(param: tf.Variable | keras.Variable, indices: TensorLike) -> tf.Tensor:
     """Reads one vector for each id, from the ranks that hold them.
 
     Args:
@@ -26,7 +28,9 @@ def all2all_dense_embedding(param: Any, indices: Any) -> Any:
 
 
 @_ops.not_converted
-def sparse_read_and_evict(var: Any, indices: Any) -> tuple[Any, Any, Any]:
+def sparse_read_and_evict(
+    var: tf.Variable | keras.Variable, indices: tf.RaggedTensor | TensorLike
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Reads one vector for each id, and returns the rows that were evicted for new ones.
 
     Args:
@@ -69,7 +73,9 @@ class SGD:
         self.lr = tf.Variable(lr, dtype=tf.float32, trainable=False, name="sgd_learning_rate")
 
     @_ops.not_converted
-    def apply_gradients(self, grads_and_vars: Any) -> None:
+    def apply_gradients(
+        self, grads_and_vars: Iterable[tuple[tf.IndexedSlices | None, tf.Variable | keras.Variable]]
+    ) -> None:
         """Subtracts lr times the gradient from the rows that have one.
 
         Args:

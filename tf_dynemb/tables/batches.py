@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from tf_dynemb import _ops, communicator
@@ -24,8 +25,8 @@ NEW_SCORES = np.empty([0], np.uint32)
 
 
 def own_rows(
-    table: Table, rows: int, state_width: int, read_keys: Callable[[slice], Any]
-) -> Iterator[tuple[Any, Any]]:
+    table: Table, rows: int, state_width: int, read_keys: Callable[[slice], npt.NDArray[Any]]
+) -> Iterator[tuple[slice | npt.NDArray[np.int64], npt.NDArray[Any]]]:
     """Selects the rows that this rank owns from rows that are to be loaded.
 
     Args:
@@ -113,7 +114,7 @@ def takes_counters(lines: int | None, table: Table, what: str) -> bool:
     return False
 
 
-def load_steps(handle: Any, steps: Sequence[float], tick: int) -> None:
+def load_steps(handle: tf.Tensor, steps: Sequence[float], tick: int) -> None:
     """Gives a table the steps that rows which are about to be loaded may lack.
 
     Args:
@@ -125,7 +126,7 @@ def load_steps(handle: Any, steps: Sequence[float], tick: int) -> None:
         _ops.library().dynemb_load_steps(handle, tf.constant(list(steps), tf.float64), tick)
 
 
-def warn_of_evictions(handle: Any, table: Table, what: str) -> int:
+def warn_of_evictions(handle: tf.Tensor, table: Table, what: str) -> int:
     """Warns if loaded rows evicted others; returns the number of evictions."""
     evictions = table_stats(handle)["evictions"]
     if evictions:

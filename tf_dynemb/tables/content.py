@@ -10,6 +10,7 @@ import zlib
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from tf_dynemb import _ops
@@ -142,14 +143,14 @@ def write_content(table: Table, content: Content, adopt_state: bool) -> None:
         table.state_was_restored(target)
 
 
-def to_bytes(content: Content) -> Any:
+def to_bytes(content: Content) -> npt.NDArray[np.uint8]:
     """Returns the content as one array, uint8 [n]: the bytes of an .npz file of its arrays."""
     file = io.BytesIO()
     np.savez(file, info=np.array(content.info), **content.rows._asdict())
     return np.frombuffer(file.getvalue(), np.uint8)
 
 
-def from_bytes(array: Any) -> Content:
+def from_bytes(array: npt.NDArray[np.uint8]) -> Content:
     """The inverse of `to_bytes`."""
     with np.load(io.BytesIO(array.tobytes()), allow_pickle=False) as file:
         return Content(Rows(*(file[name] for name in Rows._fields)), str(file["info"]))

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from tf_dynemb import _ops
@@ -32,11 +33,11 @@ class Rows(NamedTuple):
             the table has scores (`TableOptions.has_scores`).
     """
 
-    keys: Any
-    vectors: Any
-    state: Any
-    updates: Any
-    accesses: Any
+    keys: npt.NDArray[Any]
+    vectors: npt.NDArray[Any]
+    state: npt.NDArray[Any]
+    updates: npt.NDArray[Any]
+    accesses: npt.NDArray[Any]
 
 
 class CutInfo(NamedTuple):
@@ -55,7 +56,7 @@ class CutInfo(NamedTuple):
     most_rows: int
     base: int
     spec: StateSpec
-    deleted: Any
+    deleted: npt.NDArray[Any]
     expiry_marks: tuple[int, ...]
     steps: tuple[float, ...]
 
@@ -93,7 +94,7 @@ class Cut:
         self._since = list(since)
         self._with_deleted = with_deleted
         self._with_used = with_used
-        self._handle: Any = None
+        self._handle: tf.Tensor | None = None
         self._locks = contextlib.ExitStack()
         self.tick = 0
         self.utc_ns = 0
@@ -139,7 +140,7 @@ class Cut:
         marks, steps = (tuple(each.numpy().tolist()) for each in (marks, steps))
         return CutInfo(int(most), int(base), spec, keys.view(key_type), marks, steps)
 
-    def counters(self, number: int) -> tuple[Any, int]:
+    def counters(self, number: int) -> tuple[npt.NDArray[np.uint64], int]:
         """Returns a table's admission counters, and the number of their first line.
 
         They are uint64 [lines, 8], as in docs/file_format.md; [0, 8] if the table counts no keys.
@@ -171,7 +172,9 @@ class Cut:
         times = np.empty([0], np.uint32)
         return Rows(*self._typed(number, keys, vectors), np.empty((0, 0), np.float32), times, times)
 
-    def _typed(self, number: int, keys: Any, vectors: Any) -> tuple[Any, Any]:
+    def _typed(
+        self, number: int, keys: npt.NDArray[Any], vectors: npt.NDArray[Any]
+    ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         table = self._tables[number]
         keys = keys.view(table.key_type.as_numpy_dtype).reshape(-1)
         dtype = np.uint16 if table.dtype == tf.bfloat16 else table.dtype.as_numpy_dtype
@@ -188,12 +191,14 @@ def advance_clock(tick: int) -> None:
     _ops.library().dynemb_advance_clock(tick, NOW)
 
 
-def bits(tensor: Any) -> Any:
+def bits(tensor: tf.Tensor) -> npt.NDArray[Any]:
     """Returns a tensor as an array; a bfloat16 tensor as the uint16 of its bits."""
-    return (tf.bitcast(tensor, tf.uint16) if tensor.dtype == tf.bfloat16 else tensor).numpy()
+    array: npt.NDArray[Any]
+    array = (tf.bitcast(tensor, tf.uint16) if tensor.dtype == tf.bfloat16 else tensor).numpy()
+    return array
 
 
-def from_bits(array: Any, dtype: str) -> Any:
+def from_bits(array: npt.NDArray[Any], dtype: str) -> tf.Tensor:
     """The inverse of `bits`."""
     tensor = tf.constant(array)
     return tf.bitcast(tensor, tf.bfloat16) if dtype == "bfloat16" else tensor

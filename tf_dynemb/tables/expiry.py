@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from tf_dynemb import _ops
@@ -100,7 +101,7 @@ class Lifetime:
             "ttl_min_rows": -(-self.min_rows // ranks),
         }
 
-    def data_time(self, time: Any) -> Any:
+    def data_time(self, time: Any) -> tf.Tensor:
         """Returns a time of the data as an int64 tensor, in the unit of the ttl.
 
         Args:
@@ -149,7 +150,7 @@ class Lifetime:
         return tf.cast(tf.round(value * 1e9), tf.int64)
 
 
-def _as_number(time: Any) -> Any:
+def _as_number(time: Any) -> tf.Tensor:
     """Returns a time as a tensor of integers or of float64; raises TypeError if it is no number."""
     if isinstance(time, float):
         time = np.float64(time)
@@ -168,7 +169,7 @@ def _as_number(time: Any) -> Any:
 
 
 def take_ages(
-    handle: Any, lifetime: Lifetime, clock: str | None, marks: Sequence[int], what: str
+    handle: tf.Tensor, lifetime: Lifetime, clock: str | None, marks: Sequence[int], what: str
 ) -> None:
     """Gives the rows of a table, which were loaded with their times, the ages that they had.
 
@@ -205,7 +206,9 @@ def take_ages(
         )
 
 
-def keep_alive(accesses: Any, marks: Sequence[int], base: int) -> Any:
+def keep_alive(
+    accesses: npt.NDArray[np.uint32], marks: Sequence[int], base: int
+) -> npt.NDArray[np.uint32]:
     """Returns last accesses, uint32 [n] since `base`, with no row older than its writer allows.
 
     A delta does not contain rows that were only read since the snapshot before it, so that their

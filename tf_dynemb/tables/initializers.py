@@ -78,14 +78,14 @@ def _per_column(initializers: Sequence[Any], dim: int) -> InitialVector:
     )
 
 
-def _by_name(name: str) -> Any:
+def _by_name(name: str) -> keras.initializers.Initializer:
     try:
         return keras.initializers.get("uniform" if name == "random" else name)
     except ValueError:
         raise ValueError(f"Unknown initializer {name!r}.") from None
 
 
-def _as_keras(initializer: Any) -> Any:
+def _as_keras(initializer: keras.initializers.Initializer) -> keras.initializers.Initializer:
     """Converts an initializer of TensorFlow or tf_keras, whose classes have Keras's names."""
     module = type(initializer).__module__.split(".")[0]
     same = getattr(keras.initializers, type(initializer).__name__, None)
@@ -95,7 +95,7 @@ def _as_keras(initializer: Any) -> Any:
     return same(**config)
 
 
-def _from_keras(initializer: Any, dim: int) -> InitialVector:
+def _from_keras(initializer: keras.initializers.Initializer, dim: int) -> InitialVector:
     kinds = keras.initializers
     seed = getattr(initializer, "_init_seed", None)
     seed = seed if isinstance(seed, int) else None

@@ -53,7 +53,7 @@ class TableArguments(TypedDict, total=False):
     ttl_clock: str | None
     ttl_since: str
     ttl_min_rows: int
-    admission: Any
+    admission: admission_options.Admission | None
 
 
 class LayerArguments(TableArguments, total=False):
@@ -202,7 +202,7 @@ class TableOptions:
     ttl_clock: str | None = None
     ttl_since: str = "update"
     ttl_min_rows: int = 0
-    admission: Any = None
+    admission: admission_options.Admission | None = None
 
     @classmethod
     def create(cls, var_type: str, options: Mapping[str, Any]) -> TableOptions:

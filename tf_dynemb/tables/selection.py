@@ -24,7 +24,9 @@ _CHUNK = 1 << 18
 _LAST = 2**63 - 1
 
 
-def select(table: Table, conditions: Mapping[str, Any], keys_only: bool) -> Iterator[list[Any]]:
+def select(
+    table: Table, conditions: Mapping[str, Any], keys_only: bool
+) -> Iterator[list[tf.Tensor]]:
     """Yields the rows of this rank that satisfy all conditions, some at a time.
 
     Args:
@@ -59,7 +61,7 @@ def select(table: Table, conditions: Mapping[str, Any], keys_only: bool) -> Iter
         cursor = int(following)
 
 
-def _predicate(table: Table, conditions: Mapping[str, Any]) -> tuple[Any, Any]:
+def _predicate(table: Table, conditions: Mapping[str, Any]) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the inputs `ranges` and `norms` of DynembExportIf."""
     for name, value in conditions.items():
         if name not in CONDITIONS:

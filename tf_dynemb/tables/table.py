@@ -16,6 +16,7 @@ from tensorflow.python.eager import context
 
 from tf_dynemb import _ops, communicator
 from tf_dynemb.ids.keys import KEY_TYPES, as_keys
+from tf_dynemb.ids.types import TensorLike
 from tf_dynemb.parallel.agreement import Ranks
 from tf_dynemb.parallel.exchange import BY_HASH, Spread, exchange_stats
 from tf_dynemb.parallel.flushes import Flushes, make_durable_folder
@@ -67,9 +68,9 @@ class Table:
     inserts_in_steps = False
 
     # Set by TensorFlow's variable.
-    handle: Any
-    name: Any
-    dtype: Any
+    handle: tf.Tensor
+    name: str
+    dtype: tf.DType
 
     def __init__(
         self,
@@ -77,8 +78,8 @@ class Table:
         initializer: Any,
         var_type: str | None,
         name: str | None,
-        key_type: Any,
-        dtype: Any,
+        key_type: tf.DType | str | None,
+        dtype: tf.DType | str | None,
         mode: str | None,
         table_options: Mapping[str, Any],
     ) -> None:
@@ -157,7 +158,7 @@ class Table:
         self._name = name
         self._number = number
         self._dim = dim
-        self._key_type = key_type
+        self._key_type: tf.DType = key_type
         self._mode = mode
         self._options = options
         self._attributes = attributes
@@ -178,7 +179,7 @@ class Table:
                 "optimizers insert into this table."
             )
 
-    def as_keys(self, ids: Any, name: str) -> Any:
+    def as_keys(self, ids: TensorLike, name: str) -> tf.Tensor:
         """Returns ids, or strings if the table hashes them, as a dense tensor of keys.
 
         Args:
@@ -196,7 +197,7 @@ class Table:
         return self._dim
 
     @property
-    def key_type(self) -> Any:
+    def key_type(self) -> tf.DType:
         """The dtype of the keys."""
         return self._key_type
 
@@ -254,7 +255,7 @@ class Table:
         return self._placement
 
     @property
-    def size(self) -> Any:
+    def size(self) -> tf.Tensor:
         """An int64 tensor with two elements: the number of rows, and the dimension."""
         rows = _ops.library().dynemb_size(self.handle)
         return tf.stack([rows, tf.constant(self._dim, tf.int64)])
@@ -412,7 +413,9 @@ class Table:
             memory += self._options.max_hbm_bytes
         return max(1, memory // (2 * row_bytes))
 
-    def make_empty(self, rows: int, state_spec: StateSpec | None, seed: int | None = None) -> Any:
+    def make_empty(
+        self, rows: int, state_spec: StateSpec | None, seed: int | None = None
+    ) -> tf.Tensor:
         """Creates another table like this one, for rows that are to replace its own.
 
         Args:
@@ -462,7 +465,7 @@ class Table:
                 self._take_state(state_spec, owner="")
 
 
-def table_stats(handle: Any) -> dict[str, int]:
+def table_stats(handle: tf.Tensor) -> dict[str, int]:
     """Returns the counters of the table with this handle; see `Table.stats`."""
     names, values = _ops.library().dynemb_stats(handle)
     return {
@@ -470,7 +473,7 @@ def table_stats(handle: Any) -> dict[str, int]:
     }
 
 
-def _state_spec(optimizer: Any, widths: Any, inits: Any) -> StateSpec | None:
+def _state_spec(optimizer: tf.Tensor, widths: tf.Tensor, inits: tf.Tensor) -> StateSpec | None:
     """The state of restored rows, of the outputs of DynembRestore."""
     name = optimizer.numpy().decode()
     return (name, tuple(widths.numpy().tolist()), tuple(inits.numpy().tolist())) if name else None
@@ -494,7 +497,7 @@ def _file_attributes(options: TableOptions, rank: int, ranks: int) -> dict[str, 
     return {"file_path": folder, "max_dram_bytes": options.max_dram_bytes}
 
 
-def _make_table(placement: Placement, shared_name: str, attributes: dict[str, Any]) -> Any:
+def _make_table(placement: Placement, shared_name: str, attributes: dict[str, Any]) -> tf.Tensor:
     with tf.device(placement.device):
         make = _ops.library().dynemb_table
         try:
@@ -509,7 +512,7 @@ def _ranks_of(mode: str | None) -> int:
     return communicator.get().size if owner_of_mode(mode) is None else 1
 
 
-def _one_of(name: str, value: Any, allowed: Sequence[Any]) -> Any:
+def _one_of(name: str, value: Any, allowed: Sequence[tf.DType]) -> tf.DType:
     try:
         dtype = tf.as_dtype(value)
     except TypeError:

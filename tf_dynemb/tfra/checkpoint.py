@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from tf_dynemb._presence import exists, local_path
@@ -18,6 +19,8 @@ from tf_dynemb.ids.strings import ids_of_strings
 from tf_dynemb.optimizers.wrapper import OptimizerWrapper
 from tf_dynemb.persistence.foreign import ForeignRows, System, load_foreign
 from tf_dynemb.tfra import kv_files
+from tf_dynemb.variables.dynamic import DynamicVariable
+from tf_dynemb.variables.static import Variable
 
 # TFRA keeps each state of an optimizer in a separate table, named after the state. The names that
 # Keras gives a state have changed over time.
@@ -38,7 +41,9 @@ _TFRA = System(
 _FOLDER = "TFRADynamicEmbedding"
 
 # Reads the (keys, vectors) of a shard, given the key type, the dtype of vectors, and their width.
-Shard: TypeAlias = Callable[[tuple[Any, Any, int]], tuple[Any, Any]]
+Shard: TypeAlias = Callable[
+    [tuple[tf.DType, tf.DType, int]], tuple[npt.NDArray[Any], npt.NDArray[Any]]
+]
 # By the name of each table, a function that returns its shards.
 Shards: TypeAlias = Mapping[str, Callable[[], list[Shard]]]
 
@@ -47,7 +52,7 @@ def load_checkpoint(
     path: str | os.PathLike[str],
     variables: Any,
     optimizer: OptimizerWrapper | None = None,
-    value_dtype: Any = None,
+    value_dtype: tf.DType | None = None,
 ) -> None:
     """Replaces the content of tables with what TFRA has saved, on any number of devices and ranks.
 
@@ -76,7 +81,7 @@ def load_checkpoint(
         RuntimeError: the function was called inside a `tf.function`, or failed on another rank.
     """
 
-    def read(tables: Mapping[str, Any]) -> dict[str, list[ForeignRows]]:
+    def read(tables: Mapping[str, DynamicVariable | Variable]) -> dict[str, list[ForeignRows]]:
         shards, flat = _find(os.fspath(path))
         found = {}
         for name, table in tables.items():
@@ -100,7 +105,9 @@ def _saved(name: str, flat: bool) -> str:
     return name.replace("/", "_") if flat else name
 
 
-def _as_numbers(keys: Any, name: str, table: Any) -> Any:
+def _as_numbers(
+    keys: npt.NDArray[Any], name: str, table: DynamicVariable | Variable
+) -> npt.NDArray[Any]:
     """Returns the keys as integers; strings are hashed for the table of a layer that does so."""
     if keys.dtype.kind in "iu":
         return keys
@@ -109,11 +116,12 @@ def _as_numbers(keys: Any, name: str, table: Any) -> Any:
             f"TFRA's table {name!r} has {keys.dtype} keys: load it into a layer with "
             "key_dtype=tf.string or hash_strings=True."
         )
-    return ids_of_strings(tf.constant(keys)).numpy()
+    hashed: npt.NDArray[np.int64] = ids_of_strings(tf.constant(keys)).numpy()
+    return hashed
 
 
 def _rows(
-    shards: Shards, name: str, states: Mapping[str, str], layout: tuple[Any, Any, int]
+    shards: Shards, name: str, states: Mapping[str, str], layout: tuple[tf.DType, tf.DType, int]
 ) -> list[ForeignRows]:
     """Reads the shards of a table; `states` has the name of the table of each state."""
     if name not in shards:
@@ -137,7 +145,12 @@ def _rows(
     return rows
 
 
-def _at_keys(keys: Any, sorted_keys: Any, vectors: Any, order: Any) -> tuple[Any, Any]:
+def _at_keys(
+    keys: npt.NDArray[Any],
+    sorted_keys: npt.NDArray[Any],
+    vectors: npt.NDArray[Any],
+    order: npt.NDArray[np.int64],
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """Returns the vectors of keys, zeros for a key that has none, and which keys have one."""
     found = np.zeros((len(keys), vectors.shape[1]), np.float32)
     has = np.zeros(len(keys), bool)
@@ -149,7 +162,11 @@ def _at_keys(keys: Any, sorted_keys: Any, vectors: Any, order: Any) -> tuple[Any
 
 
 def _names_of_states(
-    shards: Shards, name: str, flat: bool, optimizer: OptimizerWrapper, table: Any
+    shards: Shards,
+    name: str,
+    flat: bool,
+    optimizer: OptimizerWrapper,
+    table: DynamicVariable | Variable,
 ) -> dict[str, str]:
     """Returns the name of the table of each state of an optimizer, in the order of our rows.
 
@@ -221,7 +238,9 @@ def _in_files(folder: str, name: str) -> list[Shard]:
     kv_files.check_one_save(shards)
 
     def reader(shard: str) -> Shard:
-        def read(layout: tuple[Any, Any, int]) -> tuple[Any, Any]:
+        def read(
+            layout: tuple[tf.DType, tf.DType, int],
+        ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
             key_type, dtype, dim = layout
             return kv_files.read(shard, key_type.as_numpy_dtype, dtype.as_numpy_dtype, dim)
 
@@ -240,7 +259,7 @@ def _in_checkpoint(prefix: str) -> Shards:
             entries.setdefault(_name_in_checkpoint(entry), []).append(entry)
 
     def reader(entry: str) -> Shard:
-        def read(_: Any) -> tuple[Any, Any]:
+        def read(_: Any) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
             vectors = checkpoint.get_tensor(f"{entry}-values")
             return checkpoint.get_tensor(f"{entry}-keys"), vectors
 

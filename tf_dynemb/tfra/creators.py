@@ -118,7 +118,11 @@ class KVCreator:
         saver: a `FileSystemSaver`, which has no effect.
     """
 
-    def __init__(self, config: Any = None, saver: Any = None) -> None:
+    def __init__(
+        self,
+        config: CuckooHashTableConfig | HkvHashTableConfig | None = None,
+        saver: FileSystemSaver | None = None,
+    ) -> None:
         self.config = config
         self.saver = saver
 

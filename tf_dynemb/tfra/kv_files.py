@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from tf_dynemb import _ops, communicator
@@ -104,7 +105,9 @@ def names_in(folder: str) -> list[str]:
     return sorted({file.rpartition("_mht_")[0] for file in _key_files(folder)})
 
 
-def read(path: str, key_dtype: Any, value_dtype: Any, dim: int) -> tuple[Any, Any]:
+def read(
+    path: str, key_dtype: npt.DTypeLike, value_dtype: npt.DTypeLike, dim: int
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """Maps a shard into memory.
 
     Args:
@@ -131,7 +134,9 @@ def read(path: str, key_dtype: Any, value_dtype: Any, dim: int) -> tuple[Any, An
     return keys[:, 0], values
 
 
-def write(path: str, keys: Any, values: Any, append: bool = False) -> None:
+def write(
+    path: str, keys: npt.NDArray[Any], values: npt.NDArray[Any], append: bool = False
+) -> None:
     """Writes a shard; the folder is created. Existing files are replaced, or appended to.
 
     Args:
@@ -158,7 +163,7 @@ def write(path: str, keys: Any, values: Any, append: bool = False) -> None:
         os.replace(f"{path}{end}.tmp", path + end)
 
 
-def upsert_own(table: Table, keys: Any, values: Any) -> None:
+def upsert_own(table: Table, keys: npt.NDArray[Any], values: npt.NDArray[Any]) -> None:
     """Upserts the rows that this rank owns, without communication.
 
     Args:
@@ -184,7 +189,7 @@ def _flat(name: str) -> str:
     return name.replace("/", "_")
 
 
-def _map(path: str, dtype: Any, width: int) -> Any:
+def _map(path: str, dtype: npt.DTypeLike, width: int) -> npt.NDArray[Any]:
     row_bytes = np.dtype(dtype).itemsize * width
     size = os.stat(path).st_size
     if size % row_bytes:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tf_dynemb.ids.bags import Bags, no_weights
+from tf_dynemb.ids.types import Ids
 from tf_dynemb.layers.base import TableLayer
 from tf_dynemb.layers.input_dtype import check_input_dtype
 from tf_dynemb.lookup.lookup_sparse import check_max_norm, lookup_bags
@@ -49,11 +50,11 @@ class Embedding(TableLayer):
     def __init__(
         self,
         embedding_size: int,
-        key_dtype: Any = tf.int64,
-        value_dtype: Any = None,
+        key_dtype: tf.DType | str = tf.int64,
+        value_dtype: tf.DType | str | None = None,
         combiner: str = "sum",
         initializer: Any = None,
-        devices: Any = None,
+        devices: str | Sequence[str] | None = None,
         name: str | None = None,
         with_unique: bool = True,
         short_file_name: bool = False,
@@ -116,10 +117,10 @@ class Embedding(TableLayer):
             **options,
         )
 
-    def _insert(self, training: Any) -> bool:
+    def _insert(self, training: bool | None) -> bool:
         return False
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: Ids) -> tf.Tensor | tf.RaggedTensor:
         """Looks up ids; see the class for shapes."""
         ids = self._ids(inputs)
         if isinstance(ids, tf.SparseTensor):
@@ -128,19 +129,19 @@ class Embedding(TableLayer):
             return ids.with_flat_values(self._lookup(ids.flat_values))
         return self._lookup(ids)
 
-    def _lookup(self, ids: Any) -> Any:
+    def _lookup(self, ids: tf.Tensor) -> tf.Tensor:
         vectors = clip_norms(self.params.lookup(ids), self.max_norm)
         return self._output(vectors)
 
-    def _output(self, vectors: Any) -> Any:
+    def _output(self, vectors: tf.Tensor) -> tf.Tensor:
         vectors = tf.cast(vectors, self.compute_dtype)
         return tf.stop_gradient(vectors) if is_inference() else vectors
 
-    def compute_output_shape(self, input_shape: Any) -> Any:
+    def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
         """Returns the shape of the output."""
         return (*input_shape, self.embedding_size)
 
-    def compute_output_spec(self, inputs: Any) -> Any:
+    def compute_output_spec(self, inputs: keras.KerasTensor) -> keras.KerasTensor:
         """Returns the shape and dtype of the output."""
         check_input_dtype(self, inputs)
         shape = self.compute_output_shape(inputs.shape)
@@ -188,7 +189,7 @@ class SquashedEmbedding(Embedding):
                 f"combiner must be the end of a name tf.math.reduce_..., got {self.combiner!r}."
             )
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
         """Looks up ids; see the class for shapes."""
         vectors = super().call(inputs)
         if vectors.shape.rank < 2:
@@ -199,7 +200,7 @@ class SquashedEmbedding(Embedding):
             vectors = self._reduce(vectors, 1)
         return vectors
 
-    def compute_output_shape(self, input_shape: Any) -> Any:
+    def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
         """Returns the shape of the output."""
         return (*input_shape[:1], self.embedding_size)[-2 if len(input_shape) > 1 else -1 :]
 
@@ -227,7 +228,7 @@ class FieldWiseEmbedding(Embedding):
         self,
         embedding_size: int,
         nslots: int,
-        slot_map_fn: Callable[[Any], Any] | None = None,
+        slot_map_fn: Callable[[tf.Tensor], tf.Tensor] | None = None,
         *args: Any,
         **kwargs: Any,
     ) -> None:
@@ -239,7 +240,7 @@ class FieldWiseEmbedding(Embedding):
         self.nslots = int(nslots)
         self.slot_map_fn = slot_map_fn
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
         """Looks up ids; see the class for shapes."""
         ids = self._ids(inputs)
         if not tf.is_tensor(ids) or isinstance(ids, (tf.SparseTensor, tf.RaggedTensor)):
@@ -267,7 +268,7 @@ class FieldWiseEmbedding(Embedding):
         pooled.set_shape([ids.shape[0], self.nslots, self.embedding_size])
         return self._output(pooled)
 
-    def compute_output_shape(self, input_shape: Any) -> Any:
+    def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
         """Returns the shape of the output."""
         return (input_shape[0], self.nslots, self.embedding_size)
 

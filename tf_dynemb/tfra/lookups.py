@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tf_dynemb import _ops
+from tf_dynemb.ids.types import TensorLike
 from tf_dynemb.lookup.lookup_sparse import check_max_norm, lookup_sparse
 from tf_dynemb.lookup.pool import clip_norms
 from tf_dynemb.tfra.modes import is_inference
@@ -18,8 +20,8 @@ COMBINERS = ("mean", "sqrtn", "sum")
 
 @_ops.not_converted
 def embedding_lookup(
-    params: Any,
-    ids: Any,
+    params: DynamicVariable | Sequence[DynamicVariable],
+    ids: TensorLike,
     partition_strategy: Any = None,
     name: str | None = None,
     validate_indices: Any = None,
@@ -57,9 +59,9 @@ embedding_lookup_unique = embedding_lookup
 
 @_ops.not_converted
 def embedding_lookup_sparse(
-    params: Any,
-    sp_ids: Any,
-    sp_weights: Any,
+    params: DynamicVariable | Sequence[DynamicVariable],
+    sp_ids: tf.SparseTensor,
+    sp_weights: tf.SparseTensor | None,
     partition_strategy: Any = None,
     name: str | None = None,
     combiner: str = "mean",
@@ -94,9 +96,9 @@ def embedding_lookup_sparse(
 
 @_ops.not_converted
 def safe_embedding_lookup_sparse(
-    embedding_weights: Any,
-    sparse_ids: Any,
-    sparse_weights: Any = None,
+    embedding_weights: DynamicVariable | Sequence[DynamicVariable],
+    sparse_ids: tf.SparseTensor,
+    sparse_weights: tf.SparseTensor | None = None,
     combiner: str = "mean",
     default_id: int | None = None,
     name: str | None = None,
@@ -142,7 +144,7 @@ def safe_embedding_lookup_sparse(
     return (_by_mode(pooled), table) if return_trainable else _by_mode(pooled)
 
 
-def _single(params: Any) -> DynamicVariable:
+def _single(params: DynamicVariable | Sequence[DynamicVariable]) -> DynamicVariable:
     if isinstance(params, (list, tuple)):
         if len(params) != 1:
             raise ValueError(f"params must be one Variable, got a list of {len(params)}.")
@@ -165,11 +167,17 @@ def _check_sparse(ids: Any, weights: Any, combiner: Any) -> None:
         raise TypeError(f"sparse weights must be a SparseTensor or None, got {weights!r:.80}.")
 
 
-def _pooled(table: Any, ids: Any, weights: Any, combiner: str, max_norm: float | None) -> Any:
+def _pooled(
+    table: DynamicVariable,
+    ids: tf.SparseTensor,
+    weights: tf.SparseTensor | None,
+    combiner: str,
+    max_norm: float | None,
+) -> tf.Tensor:
     if weights is not None and not weights.dtype.is_floating:
         weights = tf.cast(weights, tf.float32)
     return lookup_sparse(table, ids, weights, combiner, insert=False, max_norm=max_norm)
 
 
-def _by_mode(vectors: Any) -> Any:
+def _by_mode(vectors: tf.Tensor) -> tf.Tensor:
     return tf.stop_gradient(vectors) if is_inference() else vectors

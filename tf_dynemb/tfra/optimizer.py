@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tf_dynemb import _ops
 from tf_dynemb.optimizers.wrapper import OptimizerWrapper
+from tf_dynemb.tfra.restrict import RestrictPolicy
 from tf_dynemb.variables.unwrap import unwrap
 
 
@@ -25,7 +26,11 @@ class DynamicEmbeddingOptimizer(OptimizerWrapper):
     """
 
     def __init__(
-        self, keras_optimizer: Any, bp_v2: bool = False, synchronous: bool = False, **kwargs: Any
+        self,
+        keras_optimizer: keras.optimizers.Optimizer,
+        bp_v2: bool = False,
+        synchronous: bool = False,
+        **kwargs: Any,
     ) -> None:
         super().__init__(keras_optimizer, **{"gradient_reduction": "sum", **kwargs})
 
@@ -39,7 +44,7 @@ class DynamicEmbeddingOptimizer(OptimizerWrapper):
         if self._tables.parts is not None:
             # The wrapper of each of the MultiOptimizer's optimizers has told them.
             return
-        stepped: dict[Any, list[Any]] = {}
+        stepped: dict[RestrictPolicy, list[tf.Tensor]] = {}
         variables = trainable_variables or self._tables.trained_variables
         for grad, variable in zip(grads, variables, strict=True):
             policy = getattr(unwrap(variable), "restrict_policy", None)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from tf_dynemb import _ops
+from tf_dynemb.ids.types import TensorLike
 from tf_dynemb.tables.cut import Cut
 from tf_dynemb.variables.dynamic import DynamicVariable
 
@@ -25,20 +28,20 @@ class RestrictPolicy:
         var: the variable. The policy does not keep it alive.
     """
 
-    def __init__(self, var: Any) -> None:
+    def __init__(self, var: DynamicVariable) -> None:
         self._var = weakref.ref(var)
 
     @property
-    def var(self) -> Any:
+    def var(self) -> DynamicVariable:
         """The variable to restrict."""
-        return self._var()
+        return cast(DynamicVariable, self._var())
 
     @property
-    def status(self) -> Any:
+    def status(self) -> DynamicVariable | None:
         """The variable in which the policy keeps a number for each key; None: it keeps none."""
         return None
 
-    def apply_update(self, ids: Any) -> Any:
+    def apply_update(self, ids: TensorLike) -> Any:
         """Records that keys were used.
 
         Args:
@@ -46,11 +49,11 @@ class RestrictPolicy:
         """
         raise NotImplementedError
 
-    def after_step(self, keys: Any) -> Any:
+    def after_step(self, keys: tf.Tensor) -> Any:
         """Records that an optimizer has stepped the rows of keys; by default, `apply_update`."""
         return self.apply_update(keys)
 
-    def apply_restriction(self, num_reserved: int, **kwargs: Any) -> Any:
+    def apply_restriction(self, num_reserved: int, **kwargs: Any) -> int:
         """Removes rows of this rank until at most `num_reserved` are left.
 
         Args:
@@ -71,20 +74,20 @@ class TimestampRestrictPolicy(RestrictPolicy):
     """
 
     @_ops.not_converted
-    def apply_update(self, ids: Any) -> Any:
+    def apply_update(self, ids: TensorLike) -> Any:
         """Sets the time of the last update of the rows to now. Ids without a row are ignored."""
         keys = tf.reshape(self.var.as_keys(ids, "ids"), [-1])
         keys = tf.boolean_mask(keys, self.var.contains(keys))
         zeros = tf.zeros([tf.size(keys), self.var.dimension], self.var.dtype)
         return self.var.scatter_add(tf.IndexedSlices(zeros, keys))
 
-    def after_step(self, keys: Any) -> None:
+    def after_step(self, keys: tf.Tensor) -> None:
         """Does nothing: the step itself has updated the times."""
 
     def apply_restriction(self, num_reserved: int, **kwargs: Any) -> int:
         """Removes the rows whose last update is the oldest; see the base class. Eager only."""
 
-        def updates() -> tuple[Any, Any]:
+        def updates() -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
             with Cut([self.var], [-1], with_deleted=False) as cut:
                 blocks = [(rows.keys, rows.updates) for _, rows in cut.blocks()]
             keys, times = (np.concatenate(column) for column in zip(*blocks, strict=True))
@@ -102,7 +105,7 @@ class FrequencyRestrictPolicy(RestrictPolicy):
     `tf_dynemb.dump`.
     """
 
-    def __init__(self, var: Any) -> None:
+    def __init__(self, var: DynamicVariable) -> None:
         super().__init__(var)
         self._status = DynamicVariable(
             1,
@@ -116,12 +119,12 @@ class FrequencyRestrictPolicy(RestrictPolicy):
         var._track_trackable(self._status, "frequency")
 
     @property
-    def status(self) -> Any:
+    def status(self) -> DynamicVariable:
         """The counts, a `DynamicVariable` of dimension 1."""
         return self._status
 
     @_ops.not_converted
-    def apply_update(self, ids: Any) -> Any:
+    def apply_update(self, ids: TensorLike) -> Any:
         """Adds 1 to the count of each distinct id. The call of each rank counts separately."""
         keys = tf.reshape(self.var.as_keys(ids, "ids"), [-1])
         keys = tf.unique(keys)[0]
@@ -130,7 +133,7 @@ class FrequencyRestrictPolicy(RestrictPolicy):
     def apply_restriction(self, num_reserved: int, **kwargs: Any) -> int:
         """Removes the rows that were used least often; see the base class. Eager only."""
 
-        def counts() -> tuple[Any, Any]:
+        def counts() -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
             keys = self.var.export()[0]
             lookup = _ops.library().dynemb_lookup
             found = lookup(self._status.handle, keys, tf.zeros([1]), insert=False)[0]
@@ -148,7 +151,12 @@ POLICIES: dict[str, type[RestrictPolicy]] = {
 }
 
 
-def _restrict(var: Any, num_reserved: Any, kwargs: dict[str, Any], order: Any) -> Any:
+def _restrict(
+    var: DynamicVariable,
+    num_reserved: Any,
+    kwargs: dict[str, Any],
+    order: Callable[[], tuple[npt.NDArray[Any], npt.NDArray[Any]]],
+) -> npt.NDArray[Any]:
     """Removes this rank's rows with the lowest numbers; returns their keys.
 
     Args:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import tensorflow as tf
+
+from tf_dynemb.ids.types import TensorLike
 from tf_dynemb.tfra import lookups
 from tf_dynemb.tfra.variable import Variable
 
@@ -39,11 +42,11 @@ def ShadowVariable(  # noqa: N802 (TFRA's name of a class)
 
 def embedding_lookup(
     shadow: Variable,
-    ids: Any,
+    ids: TensorLike,
     partition_strategy: Any = None,
     name: str | None = None,
     validate_indices: Any = None,
-) -> Any:
+) -> tf.Tensor:
     """Reads one vector for each id; see `tf_dynemb.tfra.embedding_lookup`."""
     return lookups.embedding_lookup(shadow, ids)
 
@@ -54,7 +57,7 @@ def embedding_lookup_unique(
     embedding_size: int | None = None,
     with_unique: bool = True,
     name: str | None = None,
-) -> Any:
+) -> tf.Tensor | tf.RaggedTensor:
     """Same as `embedding_lookup`; accepts a RaggedTensor too."""
     if hasattr(ids, "with_flat_values"):
         return ids.with_flat_values(lookups.embedding_lookup(shadow, ids.flat_values))

@@ -14,9 +14,10 @@ import tensorflow as tf
 from tf_dynemb import _ops, communicator
 from tf_dynemb._presence import local_path
 from tf_dynemb.ids.keys import KEY_TYPES
+from tf_dynemb.ids.types import TensorLike
 from tf_dynemb.tables.table import VALUE_TYPES
 from tf_dynemb.tfra import kv_files
-from tf_dynemb.tfra.creators import table_options_of
+from tf_dynemb.tfra.creators import KVCreator, table_options_of
 from tf_dynemb.tfra.restrict import RestrictPolicy
 from tf_dynemb.variables import transfer
 from tf_dynemb.variables.dynamic import DynamicVariable
@@ -65,10 +66,10 @@ class Variable(DynamicVariable):
 
     def __init__(
         self,
-        key_dtype: Any = tf.int64,
-        value_dtype: Any = tf.float32,
+        key_dtype: tf.DType = tf.int64,
+        value_dtype: tf.DType = tf.float32,
         dim: int = 1,
-        devices: Any = None,
+        devices: str | Sequence[str] | None = None,
         partitioner: Any = None,
         shared_name: str | None = None,
         name: str = "DynamicEmbedding_Variable",
@@ -76,8 +77,8 @@ class Variable(DynamicVariable):
         trainable: bool = True,
         checkpoint: bool = True,
         init_size: int = 0,
-        kv_creator: Any = None,
-        restrict_policy: Any = None,
+        kv_creator: KVCreator | None = None,
+        restrict_policy: type[RestrictPolicy] | None = None,
         bp_v2: bool = False,
         short_file_name: bool = False,
         **table_options: Any,
@@ -118,12 +119,12 @@ class Variable(DynamicVariable):
         return self.dimension
 
     @property
-    def key_dtype(self) -> Any:
+    def key_dtype(self) -> tf.DType:
         """The dtype of the keys."""
         return self.key_type
 
     @property
-    def value_dtype(self) -> Any:
+    def value_dtype(self) -> tf.DType:
         """The dtype of the vectors."""
         return self.dtype
 
@@ -138,7 +139,7 @@ class Variable(DynamicVariable):
         return self._tfra_initializer
 
     @property
-    def restrict_policy(self) -> Any:
+    def restrict_policy(self) -> RestrictPolicy | None:
         """The policy of `restrict`, an object; None: there is none."""
         return self._restrict_policy
 
@@ -157,13 +158,13 @@ class Variable(DynamicVariable):
 
     def lookup(  # type: ignore[override]
         self,
-        keys: Any,
+        keys: TensorLike,
         return_exists: bool = False,
         name: str | None = None,
         *,
         insert: bool = False,
-        default_value: Any = None,
-        scores: Any = None,
+        default_value: TensorLike | None = None,
+        scores: TensorLike | None = None,
     ) -> Any:
         """Reads one vector for each key.
 
@@ -180,13 +181,17 @@ class Variable(DynamicVariable):
         """
         return super().lookup(keys, insert, default_value, return_exists, scores)
 
-    def sparse_read(self, indices: Any, name: str | None = None) -> Any:
+    def sparse_read(self, indices: TensorLike, name: str | None = None) -> tf.Tensor:
         """Same as `lookup(indices)`. `tf.gather` and `tf.nn.embedding_lookup` call it."""
         return self.lookup(indices)
 
     def upsert(  # type: ignore[override]
-        self, keys: Any, values: Any, name: str | None = None, scores: Any = None
-    ) -> Any:
+        self,
+        keys: TensorLike,
+        values: TensorLike,
+        name: str | None = None,
+        scores: TensorLike | None = None,
+    ) -> tf.Operation | None:
         """Sets the vectors of keys [...], float [..., dim]; if keys repeat, the last one wins.
 
         `scores` are as in `set_scores`.
@@ -195,8 +200,13 @@ class Variable(DynamicVariable):
 
     @_ops.not_converted
     def accum(
-        self, keys: Any, old_values: Any, new_values: Any, exists: Any, name: str | None = None
-    ) -> Any:
+        self,
+        keys: TensorLike,
+        old_values: TensorLike,
+        new_values: TensorLike,
+        exists: TensorLike,
+        name: str | None = None,
+    ) -> tf.Operation | None:
         """Adds `new_values - old_values` to rows, and creates rows with `new_values`.
 
         Args:
@@ -218,19 +228,19 @@ class Variable(DynamicVariable):
             self.scatter_add(added)
             return self.upsert(tf.boolean_mask(keys, new), tf.boolean_mask(new_values, new))
 
-    def remove(self, keys: Any, name: str | None = None) -> Any:
+    def remove(self, keys: TensorLike, name: str | None = None) -> tf.Tensor:
         """Removes the rows of keys; returns the number of rows removed."""
         return self.erase(keys)
 
-    def clear(self, name: str | None = None) -> Any:
+    def clear(self, name: str | None = None) -> tf.Operation | None:
         """Removes all rows that this rank holds."""
         return super().clear()
 
-    def export(self, name: str | None = None) -> tuple[Any, Any]:
+    def export(self, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns all keys [n] and vectors [n, dim] that this rank holds. Eager only."""
         return transfer.export(self)
 
-    def size(self, index: int | None = None, name: str | None = None) -> Any:
+    def size(self, index: int | None = None, name: str | None = None) -> tf.Tensor:
         """Returns the number of rows that this rank holds, an int64 scalar.
 
         Args:
@@ -241,7 +251,7 @@ class Variable(DynamicVariable):
             raise ValueError(f"index must be None or 0: {self.name} is one table, got {index!r}.")
         return _ops.library().dynemb_size(self.handle)
 
-    def restrict(self, num_reserved: int, **kwargs: Any) -> Any:
+    def restrict(self, num_reserved: int, **kwargs: Any) -> int:
         """Removes rows until this rank holds at most `num_reserved`, as `restrict_policy` chooses.
 
         Args:
@@ -361,10 +371,10 @@ class Variable(DynamicVariable):
     def _plain_name(self) -> str:
         return str(self.name).removesuffix(":0")
 
-    def _serialize_to_tensors(self) -> dict[str, Any]:
+    def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
         return super()._serialize_to_tensors() if self._in_checkpoints else {}
 
-    def _restore_from_tensors(self, tensors: dict[str, Any]) -> None:
+    def _restore_from_tensors(self, tensors: dict[str, tf.Tensor]) -> None:
         if self._in_checkpoints:
             super()._restore_from_tensors(tensors)
 
@@ -432,7 +442,7 @@ _AFTER_NAME = (
 _NO_STRINGS = " Hash strings: tf.strings.to_hash_bucket_fast(strings, 2**63 - 1)."
 
 
-def _check_type(name: str, value: Any, allowed: Sequence[Any], hint: str) -> None:
+def _check_type(name: str, value: Any, allowed: Sequence[tf.DType], hint: str) -> None:
     dtype = tf.as_dtype(value)
     if dtype not in allowed:
         names = ", ".join(f"tf.{item.name}" for item in allowed)
@@ -440,11 +450,11 @@ def _check_type(name: str, value: Any, allowed: Sequence[Any], hint: str) -> Non
         raise TypeError(f"{name} must be one of {names}, got tf.{dtype.name}.{hint}")
 
 
-def _as_list(devices: Any) -> list[str]:
+def _as_list(devices: str | Sequence[str] | None) -> list[str]:
     return [devices] if isinstance(devices, str) else list(devices or [])
 
 
-def _placement(devices: Any) -> tuple[str | None, dict[str, Any]]:
+def _placement(devices: str | Sequence[str] | None) -> tuple[str | None, dict[str, Any]]:
     """Returns the device to create the table under, and table options."""
     specs = [tf.DeviceSpec.from_string(device) for device in _as_list(devices)]
     if not specs:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import tensorflow as tf
@@ -14,6 +15,7 @@ from tf_dynemb import _ops, communicator
 from tf_dynemb._aliases import one_of
 from tf_dynemb._warn import warn
 from tf_dynemb.ids import bags, strings
+from tf_dynemb.ids.types import TensorLike
 from tf_dynemb.parallel import exchange, spread_keys
 from tf_dynemb.parallel.distribution import check_one_replica
 from tf_dynemb.tables import content, cut
@@ -95,10 +97,10 @@ class DynamicVariable(served.InSavedModel, Retention, resource_variable_ops.Reso
         initializer: Any = None,
         var_type: str = "hybrid",
         name: str | None = None,
-        constraint: Any = None,
+        constraint: Callable[[tf.Tensor], tf.Tensor] | None = None,
         trainable: bool = True,
-        key_type: Any = tf.int64,
-        dtype: Any = tf.float32,
+        key_type: tf.DType = tf.int64,
+        dtype: tf.DType = tf.float32,
         mode: str | None = None,
         dim: int | None = None,
         hash_strings: bool = False,
@@ -156,7 +158,7 @@ class DynamicVariable(served.InSavedModel, Retention, resource_variable_ops.Reso
         pass
 
     @property
-    def handle(self) -> Any:
+    def handle(self) -> tf.Tensor:
         """The table, as a resource of the operators."""
         return self._resource
 
@@ -188,11 +190,11 @@ class DynamicVariable(served.InSavedModel, Retention, resource_variable_ops.Reso
 
     def lookup(
         self,
-        ids: Any,
+        ids: TensorLike,
         insert: bool | None = None,
-        default_value: Any = None,
+        default_value: TensorLike | None = None,
         return_exists: bool = False,
-        scores: Any = None,
+        scores: TensorLike | None = None,
     ) -> Any:
         """Reads one vector for each id, and creates a row for each id that has none.
 
@@ -240,7 +242,7 @@ class DynamicVariable(served.InSavedModel, Retention, resource_variable_ops.Reso
             return _ops.library().dynemb_lookup(table, ids, self._no_default, insert=True)[0]
         return self._lookup(ids, insert, default_value)
 
-    def peek(self, ids: Any, default_value: Any = None) -> Any:
+    def peek(self, ids: TensorLike, default_value: TensorLike | None = None) -> tf.Tensor:
         """Reads one vector for each id, and changes nothing: `lookup(ids, insert=False)`.
 
         Args:
@@ -259,7 +261,9 @@ class DynamicVariable(served.InSavedModel, Retention, resource_variable_ops.Reso
         return isinstance(ids, ops.EagerTensor) and ids.dtype is self._key_type
 
     @_ops.not_converted
-    def _lookup(self, ids: Any, insert: bool | None, default_value: Any) -> Any:
+    def _lookup(
+        self, ids: TensorLike, insert: bool | None, default_value: TensorLike | None
+    ) -> tf.Tensor:
         check_one_replica("A lookup in a DynamicVariable")
         keras_call.track(self)
         insert = keras_call.inserts(self, insert)
@@ -283,21 +287,23 @@ class DynamicVariable(served.InSavedModel, Retention, resource_variable_ops.Reso
         values.set_shape(keys.shape.concatenate([self._dim]))
         return values
 
-    def _lookup_spread(self, keys: Any, insert: bool, default_value: Any) -> Any:
+    def _lookup_spread(
+        self, keys: tf.Tensor, insert: bool, default_value: tf.Tensor | None
+    ) -> tf.Tensor:
         if insert:
             default_value = None
         flat = bags.single(tf.reshape(keys, [-1]))
         (values,) = exchange.lookup([self.spread], [flat], [0], ["sum"], insert, default_value)
         return tf.reshape(values, tf.concat([tf.shape(keys), [self._dim]], 0))
 
-    def sparse_read(self, indices: Any, name: str | None = None) -> Any:
+    def sparse_read(self, indices: TensorLike, name: str | None = None) -> tf.Tensor:
         """Same as `lookup(indices)`. `tf.gather` and `tf.nn.embedding_lookup` call it."""
         if self._are_eager_keys(indices):
             return self.lookup(indices)
         with tf.name_scope(name or "Gather"):
             return self.lookup(indices)
 
-    def gather_nd(self, indices: Any, name: str | None = None) -> Any:
+    def gather_nd(self, indices: TensorLike, name: str | None = None) -> tf.Tensor:
         """Same as `sparse_read(indices[..., 0])`; the last dimension of `indices` must be 1."""
         indices = self.as_keys(indices, "indices")
         if indices.shape.rank is None or indices.shape.rank < 1 or indices.shape[-1] != 1:
@@ -308,7 +314,9 @@ class DynamicVariable(served.InSavedModel, Retention, resource_variable_ops.Reso
         return self.sparse_read(tf.squeeze(indices, -1), name=name)
 
     @_ops.not_converted
-    def upsert(self, keys: Any, values: Any, scores: Any = None) -> Any:
+    def upsert(
+        self, keys: TensorLike, values: TensorLike, scores: TensorLike | None = None
+    ) -> tf.Operation | None:
         """Sets vectors. Unknown keys get a row; if keys repeat, the last one wins.
 
         Args:
@@ -330,7 +338,7 @@ class DynamicVariable(served.InSavedModel, Retention, resource_variable_ops.Reso
         return done if given is None else self._set_scores(keys, given)
 
     def scatter_update(
-        self, sparse_delta: Any, use_locking: bool = False, name: str | None = None
+        self, sparse_delta: tf.IndexedSlices, use_locking: bool = False, name: str | None = None
     ) -> DynamicVariable:
         """Sets the vectors `sparse_delta.values` of the keys `sparse_delta.indices`."""
         _check_slices(sparse_delta)
@@ -339,7 +347,7 @@ class DynamicVariable(served.InSavedModel, Retention, resource_variable_ops.Reso
 
     @_ops.not_converted
     def scatter_add(
-        self, sparse_delta: Any, use_locking: bool = False, name: str | None = None
+        self, sparse_delta: tf.IndexedSlices, use_locking: bool = False, name: str | None = None
     ) -> DynamicVariable:
         """Adds `sparse_delta.values` to the vectors of `sparse_delta.indices`.
 
@@ -355,7 +363,7 @@ class DynamicVariable(served.InSavedModel, Retention, resource_variable_ops.Reso
 
     @_ops.not_converted
     def scatter_sub(
-        self, sparse_delta: Any, use_locking: bool = False, name: str | None = None
+        self, sparse_delta: tf.IndexedSlices, use_locking: bool = False, name: str | None = None
     ) -> DynamicVariable:
         """Same as `scatter_add` with the values negated."""
         _check_slices(sparse_delta)
@@ -363,7 +371,7 @@ class DynamicVariable(served.InSavedModel, Retention, resource_variable_ops.Reso
         return self.scatter_add(tf.IndexedSlices(negative, sparse_delta.indices))
 
     @_ops.not_converted
-    def erase(self, keys: Any) -> Any:
+    def erase(self, keys: TensorLike) -> tf.Tensor:
         """Removes the rows of keys.
 
         Args:
@@ -375,7 +383,7 @@ class DynamicVariable(served.InSavedModel, Retention, resource_variable_ops.Reso
         return self._erase(keys, wipe=False)
 
     @_ops.not_converted
-    def forget(self, keys: Any) -> Any:
+    def forget(self, keys: TensorLike) -> tf.Tensor:
         """Same as `erase`, and removes the data of the rows from memory and from the table's files.
 
         Rows in memory are overwritten with zeros. With `file_path`, the files that have the rows
@@ -385,14 +393,14 @@ class DynamicVariable(served.InSavedModel, Retention, resource_variable_ops.Reso
         """
         return self._erase(keys, wipe=True)
 
-    def _erase(self, keys: Any, wipe: bool) -> Any:
+    def _erase(self, keys: TensorLike, wipe: bool) -> tf.Tensor:
         keys = self.as_keys(keys, "keys")
         if communicator.get().size > 1:
             return spread_keys.erase(self.spread, tf.reshape(keys, [-1]), wipe)
         return _ops.library().dynemb_erase(self.handle, keys, wipe=wipe)
 
     @_ops.not_converted
-    def contains(self, keys: Any) -> Any:
+    def contains(self, keys: TensorLike) -> tf.Tensor:
         """Returns which of `keys` have a row, as a bool tensor of the shape of `keys`."""
         keys = self.as_keys(keys, "keys")
         if communicator.get().size > 1:
@@ -400,11 +408,11 @@ class DynamicVariable(served.InSavedModel, Retention, resource_variable_ops.Reso
             return tf.reshape(found, tf.shape(keys))
         return _ops.library().dynemb_contains(self.handle, keys)
 
-    def clear(self) -> Any:
+    def clear(self) -> tf.Operation | None:
         """Removes all rows that this rank holds."""
         return _ops.library().dynemb_clear(self.handle)
 
-    def _keys_and_values(self, keys: Any, values: Any) -> tuple[Any, Any]:
+    def _keys_and_values(self, keys: TensorLike, values: TensorLike) -> tuple[tf.Tensor, tf.Tensor]:
         keys = self.as_keys(keys, "keys")
         values = tf.convert_to_tensor(values)
         if not values.dtype.is_floating:
@@ -417,7 +425,7 @@ class DynamicVariable(served.InSavedModel, Retention, resource_variable_ops.Reso
             )
         return keys, values
 
-    def _flat(self, keys: Any, values: Any) -> tuple[Any, Any]:
+    def _flat(self, keys: tf.Tensor, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         return tf.reshape(keys, [-1]), tf.reshape(values, [-1, self._dim])
 
     def __repr__(self) -> str:
@@ -471,7 +479,7 @@ class DynamicVariable(served.InSavedModel, Retention, resource_variable_ops.Reso
 
     def _dense_var_to_tensor(
         self, dtype: Any = None, name: str | None = None, as_ref: bool = False
-    ) -> Any:
+    ) -> tf.Tensor:
         stack = inspect.stack(0)
         if any(frame.filename.endswith("custom_gradient.py") for frame in stack):
             raise NotImplementedError(
@@ -483,7 +491,7 @@ class DynamicVariable(served.InSavedModel, Retention, resource_variable_ops.Reso
             self._no_dense_value("converted to a tensor")
         return self._sample()
 
-    def _sample(self) -> Any:
+    def _sample(self) -> tf.Tensor:
         """Some vectors, float32 [n, dimension], with n from 1 to _SAMPLE; zeros without rows."""
         _, values, _, _, _ = _ops.library().dynemb_export(
             self.handle,
@@ -496,11 +504,13 @@ class DynamicVariable(served.InSavedModel, Retention, resource_variable_ops.Reso
         values = tf.cast(values[:_SAMPLE], tf.float32)
         return values if len(values) else tf.zeros([1, self._dim])
 
-    def is_initialized(self, name: str | None = None) -> Any:
+    def is_initialized(self, name: str | None = None) -> tf.Tensor:
         """Returns True: a table needs no initial value."""
         return tf.constant(True)
 
-    def assign(self, keys: Any, values: Any = None, **kwargs: Any) -> Any:
+    def assign(
+        self, keys: TensorLike, values: TensorLike | None = None, **kwargs: Any
+    ) -> tf.Operation | None:
         """Sets the vectors of the keys that have a row; the name in HierarchicalKV.
 
         Args:
@@ -532,7 +542,7 @@ class DynamicVariable(served.InSavedModel, Retention, resource_variable_ops.Reso
     batch_scatter_update = scatter_nd_add = scatter_nd_sub = _scatter_not_supported
     scatter_nd_update = scatter_nd_max = scatter_nd_min = _scatter_not_supported
 
-    def _serialize_to_tensors(self) -> dict[str, Any]:
+    def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
         if _ops.is_saving_model():
             return {}  # the ServedTable has the rows
         # tf.train.Checkpoint writes these tensors. They hold all rows in memory; dump() does not.
@@ -544,7 +554,7 @@ class DynamicVariable(served.InSavedModel, Retention, resource_variable_ops.Reso
         tensors = {part: tf.constant(array) for part, array in saved.rows._asdict().items()}
         return {**tensors, "info": tf.constant(saved.info)}
 
-    def _restore_from_tensors(self, tensors: dict[str, Any]) -> None:
+    def _restore_from_tensors(self, tensors: dict[str, tf.Tensor]) -> None:
         with tf.init_scope():
             arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
         info = arrays.pop("info").decode()
@@ -577,7 +587,7 @@ def _is_tensorboard(frame: inspect.FrameInfo) -> bool:
     return frame.function == "_log_weights" and str(module).endswith(".tensorboard")
 
 
-def _warn_of_destroyed(graph: Any, name: str) -> None:
+def _warn_of_destroyed(graph: Callable[[], tf.Graph | None], name: str) -> None:
     """Called when a table is destroyed that was made while a function was traced."""
     if graph() is tf.compat.v1.get_default_graph():  # still being traced
         warn(
@@ -586,6 +596,6 @@ def _warn_of_destroyed(graph: Any, name: str) -> None:
         )
 
 
-def _check_slices(sparse_delta: Any) -> None:
+def _check_slices(sparse_delta: tf.IndexedSlices) -> None:
     if not isinstance(sparse_delta, tf.IndexedSlices):
         raise TypeError(f"sparse_delta must be a tf.IndexedSlices, got {sparse_delta!r}.")

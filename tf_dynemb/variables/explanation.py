@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from tf_dynemb import _ops, communicator
@@ -64,7 +65,7 @@ class Explanation(NamedTuple):
         return ", ".join(parts)
 
 
-def explain(table: Table, keys: Any) -> list[Explanation]:
+def explain(table: Table, keys: npt.NDArray[np.integer[Any]]) -> list[Explanation]:
     """`DynamicVariable.explain`, for keys [n] as an array of the table's key type. Collective."""
     comm = communicator.get()
     if comm.size == 1:
@@ -78,7 +79,7 @@ def explain(table: Table, keys: Any) -> list[Explanation]:
     return [known[key] for key in keys.tolist()]
 
 
-def _explain(table: Table, keys: Any, rank: int) -> list[Explanation]:
+def _explain(table: Table, keys: npt.NDArray[np.integer[Any]], rank: int) -> list[Explanation]:
     columns = _ops.library().dynemb_explain(table.handle, tf.constant(keys, table.key_type))
     tiers, _, updated, scores, accessed, losses, lost, counts = (
         c.numpy().tolist() for c in columns

@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
+import keras
 import tensorflow as tf
 from keras.src.backend.common import global_state
 from tensorflow.python.eager import record
@@ -27,7 +28,7 @@ def is_active() -> bool:
     return _call() is not None
 
 
-def track(variable: Any) -> None:
+def track(variable: tf.Variable) -> None:
     """Adds a variable to the weights of the layers, among those being called, that have it."""
     call = _call()
     if call is None:
@@ -58,7 +59,7 @@ def track(variable: Any) -> None:
         )
 
 
-def inserts(variable: Any, insert: bool | None) -> bool:
+def inserts(variable: tf.Variable, insert: bool | None) -> bool:
     """Returns whether a lookup gives unknown keys a row.
 
     Args:
@@ -89,7 +90,7 @@ def _call() -> Any:
     return global_state.get_global_attribute("current_call_ctx")
 
 
-def _attributes(holder: Any) -> Iterator[Any]:
+def _attributes(holder: keras.layers.Layer) -> Iterator[tf.Variable]:
     """Yields the attributes of a layer or module, also in its lists, dicts and tf.Modules."""
     pending = [value for name, value in vars(holder).items() if name != "_layers"]
     seen = set()
@@ -108,7 +109,7 @@ def _attributes(holder: Any) -> Iterator[Any]:
             pending.extend(vars(value).values())
 
 
-def _add_weight(layer: Any, weight: Any) -> None:
+def _add_weight(layer: keras.layers.Layer, weight: keras.Variable) -> None:
     if any(
         other is weight for other in (*layer._trainable_variables, *layer._non_trainable_variables)
     ):

@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from tf_dynemb.tables import content
@@ -29,7 +30,7 @@ class RowsArray(np.ndarray):
     content: Content | None = None
 
     @staticmethod
-    def of(vectors: Any, content: Content | None) -> RowsArray:
+    def of(vectors: npt.ArrayLike, content: Content | None) -> RowsArray:
         """Returns vectors with the content that they belong to."""
         array: RowsArray = np.asarray(vectors).view(RowsArray)
         array.content = content
@@ -61,7 +62,7 @@ class RowsArray(np.ndarray):
         content = self.content
         return _rows_array, (np.asarray(self), content and (tuple(content.rows), content.info))
 
-    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
         arrays = [each for each in inputs if isinstance(each, RowsArray)]
         arrays = [each for each in arrays if each.content is not None]
         plain = [np.asarray(i) if isinstance(i, RowsArray) else i for i in inputs]
@@ -103,12 +104,12 @@ def _as_bytes(value: Any) -> Any:
     return value
 
 
-def _rows_array(vectors: Any, saved: Any) -> RowsArray:
+def _rows_array(vectors: npt.NDArray[Any], saved: Any) -> RowsArray:
     """The inverse of `RowsArray.__reduce__`."""
     return RowsArray.of(vectors, saved and Content(Rows(*saved[0]), saved[1]))
 
 
-def _content_of(vectors: Any, held: Content) -> Content:
+def _content_of(vectors: npt.NDArray[Any], held: Content) -> Content:
     """Returns a content with other vectors."""
     vectors = bits(tf.cast(np.asarray(vectors), held.dtype))
     return held._replace(rows=held.rows._replace(vectors=vectors))
@@ -138,7 +139,7 @@ class _Weight(keras.Variable):  # type: ignore[misc]
     `model.trainable_weights`: `tape.gradient` accepts it, and `OptimizerWrapper` unwraps it.
     """
 
-    def __init__(self, variable: Any, path: str) -> None:
+    def __init__(self, variable: tf.Variable, path: str) -> None:
         # Not keras.Variable.__init__, which would create a dense variable from an initializer.
         self._value = variable
         self._name = path.rsplit("/", 1)[-1]
@@ -171,7 +172,7 @@ class _Weight(keras.Variable):  # type: ignore[misc]
         return self._value.constraint
 
 
-def keras_weight(variable: Any, path: str) -> _Weight:
+def keras_weight(variable: tf.Variable, path: str) -> _Weight:
     """Returns the only Keras weight of a DynamicVariable or Variable; `path` is for a new one."""
     known = getattr(variable, "_keras_weight", None)
     weight = None if known is None else known()
@@ -183,7 +184,7 @@ def keras_weight(variable: Any, path: str) -> _Weight:
 class StaticWeight(_Weight):
     """A `Variable` as a Keras weight. Its shape is that of this rank's rows."""
 
-    def __init__(self, variable: Any, path: str) -> None:
+    def __init__(self, variable: tf.Variable, path: str) -> None:
         super().__init__(variable, path)
         self._shape = tuple(variable.shape)
         self._ndim = variable.shape.rank
@@ -200,12 +201,12 @@ class TableWeight(_Weight):
     """
 
     @property
-    def value(self) -> Any:
+    def value(self) -> tf.Variable:
         """The table."""
         return self._value
 
     @property
-    def shape(self) -> Any:
+    def shape(self) -> tf.TensorShape:
         """[rows held now, dimension]; equal to this shape with any other number of rows."""
         return _TableShape([len(self._value), self._value.dimension])
 
@@ -217,7 +218,7 @@ class TableWeight(_Weight):
         vectors = from_bits(held.rows.vectors, self._value.dtype.name)
         return RowsArray.of(tf.cast(vectors, tf.float32).numpy(), held)
 
-    def assign(self, value: Any) -> Any:
+    def assign(self, value: RowsArray | npt.NDArray[np.uint8]) -> RowsArray | npt.NDArray[np.uint8]:
         """Replaces all rows.
 
         Args:
@@ -240,7 +241,7 @@ class TableWeight(_Weight):
         write_content(self._value, held, adopt_state=False)
         return value
 
-    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+    def __array__(self, dtype: Any = None, copy: Any = None) -> npt.NDArray[np.uint8]:
         """The rows in a special encoding, uint8 [n], which `assign` accepts.
 
         Keras writes this array to the file when it saves a layer that is not one of this package.

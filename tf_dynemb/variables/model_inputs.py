@@ -12,7 +12,7 @@ import inspect
 import sys
 import types
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -129,7 +129,7 @@ def write(
     model: keras.Model,
     path: str,
     input_signature: Any = None,
-    endpoints: Mapping[str, Any] | None = None,
+    endpoints: Mapping[str, tf.types.experimental.PolymorphicFunction] | None = None,
     verbose: bool = False,
 ) -> None:
     """Writes a SavedModel with the endpoint `serve`, the call of a model, as Keras does.
@@ -161,14 +161,14 @@ def write(
     archive.write_out(str(path), verbose=verbose)
 
 
-def _functional(model: keras.Model) -> Any:
+def _functional(model: keras.Model) -> keras.Model:
     """The functional model that a model is or consists of, or another model."""
     return model._functional if isinstance(model, keras.Sequential) else model
 
 
 def _function(
     model: keras.Model, names: list[str], specs: list[Any], by_output: bool = False
-) -> Any:
+) -> tf.types.experimental.PolymorphicFunction:
     """The call of a model as a `tf.function`, with its parameters; `by_output`: as a dict."""
 
     def serve(*inputs: Any) -> Any:
@@ -258,7 +258,7 @@ def _is_not_dense(value: keras.KerasTensor) -> bool:
     return bool(getattr(value, "sparse", False) or getattr(value, "ragged", False))
 
 
-def _any_batch(shape: Any) -> Any:
+def _any_batch(shape: tf.TensorShape | Sequence[int | None]) -> list[int | None] | tf.TensorShape:
     shape = tf.TensorShape(shape)
     return [None, *shape[1:]] if shape.rank else shape
 
@@ -328,7 +328,7 @@ def _trackable_children(
 
 def _export(
     model: keras.Model,
-    filepath: Any,
+    filepath: str,
     format: str = "tf_saved_model",
     verbose: bool | None = None,
     input_signature: Any = None,

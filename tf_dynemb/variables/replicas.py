@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 from tensorflow.python.ops import resource_variable_ops
@@ -16,7 +17,9 @@ from tf_dynemb.variables.unwrap import filter_variables, unwrap
 _GROUP_BYTES = 64 << 20
 
 
-def broadcast_variables(variables: Iterable[Any], root_rank: int = 0) -> None:
+def broadcast_variables(
+    variables: Iterable[tf.Variable | keras.Variable], root_rank: int = 0
+) -> None:
     """Gives dense variables the values that they have on one rank.
 
     The gradients of dense variables are reduced over the ranks, so variables that differ at the
@@ -62,20 +65,20 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int = 0) -> None:
             variable.assign(part.view(value.dtype).reshape(value.shape))
 
 
-def _resource(variable: Any) -> Any:
+def _resource(variable: tf.Variable) -> tf.Variable:
     resource = unwrap(variable)
     if not resource_variable_ops.is_resource_variable(resource):
         raise TypeError(f"variables must be variables that have a value, got {variable!r:.120}.")
     return resource
 
 
-def _describe(variable: Any) -> str:
+def _describe(variable: tf.Variable) -> str:
     return f"{variable.dtype.name} {list(variable.shape)}"
 
 
-def _groups(variables: Sequence[Any]) -> Iterator[list[Any]]:
+def _groups(variables: Sequence[tf.Variable]) -> Iterator[list[tf.Variable]]:
     """The variables that have elements, in groups that are sent together."""
-    group: list[Any] = []
+    group: list[tf.Variable] = []
     held = 0
     for variable in variables:
         size = int(np.prod(variable.shape)) * variable.dtype.size

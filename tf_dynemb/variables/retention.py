@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import datetime
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from tf_dynemb import _ops, communicator
+from tf_dynemb.ids.types import TensorLike
 from tf_dynemb.parallel import exchange, key_counts, spread_keys
 from tf_dynemb.parallel.ownership import owner_of_mode
 from tf_dynemb.tables import selection
@@ -25,10 +28,10 @@ class TableRows(NamedTuple):
         scores: int64 [n]: as `scores()` returns them.
     """
 
-    keys: Any
-    vectors: Any
-    state: Any
-    scores: Any
+    keys: tf.Tensor
+    vectors: tf.Tensor
+    state: tf.Tensor
+    scores: tf.Tensor
 
 
 class Retention(Table):
@@ -38,8 +41,15 @@ class Retention(Table):
     that select rows by conditions work on the rows that this rank holds.
     """
 
+    # Methods of the variable.
+    lookup: Callable[..., tf.Tensor]
+    upsert: Callable[..., tf.Operation | None]
+    contains: Callable[[TensorLike], tf.Tensor]
+    scatter_add: Callable[[tf.IndexedSlices], Table]
+    _keys_and_values: Callable[[TensorLike, TensorLike], tuple[tf.Tensor, tf.Tensor]]
+
     @_ops.not_converted
-    def scores(self, keys: Any) -> Any:
+    def scores(self, keys: TensorLike) -> tf.Tensor:
         """Returns the scores by which a full table chooses the rows to evict.
 
         The score of a row depends on the table's `evict_strategy`:
@@ -68,7 +78,7 @@ class Retention(Table):
         return _ops.library().dynemb_scores(self.handle, keys)
 
     @_ops.not_converted
-    def set_scores(self, keys: Any, scores: Any) -> Any:
+    def set_scores(self, keys: TensorLike, scores: TensorLike) -> tf.Operation | None:
         """Sets the scores of the keys that have rows; if keys repeat, the last one wins.
 
         The table's strategy must be "score" or, to set counts, "lfu" or "epoch_lfu".
@@ -87,7 +97,7 @@ class Retention(Table):
         keys = self.as_keys(keys, "keys")
         return self._set_scores(keys, self.as_scores(scores, keys))
 
-    def as_scores(self, scores: Any, keys: Any) -> Any:
+    def as_scores(self, scores: TensorLike, keys: tf.Tensor) -> tf.Tensor:
         """Returns scores as an int64 tensor with the shape of the keys; raises as `set_scores`."""
         if not self._options.has_scores:
             raise ValueError(
@@ -111,13 +121,13 @@ class Retention(Table):
             )
         return scores
 
-    def _set_scores(self, keys: Any, scores: Any) -> Any:
+    def _set_scores(self, keys: tf.Tensor, scores: tf.Tensor) -> tf.Operation | None:
         if communicator.get().size > 1:
             flat = tf.reshape(keys, [-1]), tf.reshape(scores, [-1])
             return spread_keys.set_scores(self.spread, *flat)
         return _ops.library().dynemb_set_scores(self.handle, keys, scores)
 
-    def advance_epoch(self) -> Any:
+    def advance_epoch(self) -> tf.Operation | None:
         """Begins the next epoch of an "epoch_lru" or "epoch_lfu" table.
 
         On several ranks, every rank calls it: each has its own rows and epoch.
@@ -133,7 +143,9 @@ class Retention(Table):
         return _ops.library().dynemb_advance_epoch(self.handle)
 
     @_ops.not_converted
-    def insert_and_evict(self, keys: Any, values: Any = None, scores: Any = None) -> TableRows:
+    def insert_and_evict(
+        self, keys: TensorLike, values: TensorLike | None = None, scores: TensorLike | None = None
+    ) -> TableRows:
         """Gives unknown keys a row, and returns the rows that a full table evicted for them.
 
         Every key gets a row, whatever the table's `admission` says.
@@ -156,7 +168,7 @@ class Retention(Table):
         # All arguments are checked before the first row leaves.
         given = None if scores is None else self.as_scores(scores, keys)
         if values is not None:
-            keys, values = self._keys_and_values(keys, values)  # type: ignore[attr-defined]
+            keys, values = self._keys_and_values(keys, values)
         owned = tf.reshape(keys, [-1])
         if communicator.get().size > 1:
             asked = exchange.request([self.spread], [owned])
@@ -229,7 +241,7 @@ class Retention(Table):
             for columns in selection.select(self, conditions, True)
         )
 
-    def evict(self, to_rows: int) -> Any:
+    def evict(self, to_rows: int) -> tf.Tensor:
         """Evicts rows until at most `to_rows` are left: those with the lowest scores.
 
         Unlike a full table that makes room for a key, this compares all rows. The evicted keys are
@@ -245,7 +257,7 @@ class Retention(Table):
         ranks = communicator.get().size if owner_of_mode(self.mode) is None else 1
         return _ops.library().dynemb_evict(self.handle, -(-tf.cast(to_rows, tf.int64) // ranks))
 
-    def expire(self) -> Any:
+    def expire(self) -> tf.Tensor:
         """Removes all rows that have expired, and returns their memory.
 
         They are deletions in the next delta. Without this call, batches that may insert rows remove
@@ -267,7 +279,7 @@ class Retention(Table):
         return _ops.library().dynemb_expire(self.handle)
 
     @_ops.not_converted
-    def set_data_time(self, time: Any) -> Any:
+    def set_data_time(self, time: datetime.datetime | TensorLike) -> tf.Operation | None:
         """Sets the time of the data, by which the rows of a table with `ttl_clock="data"` age.
 
         Rows that are used before the first call count as used at its time. A time earlier than the
@@ -297,7 +309,7 @@ class Retention(Table):
             self.handle, self._options.lifetime.data_time(time)
         )
 
-    def explain(self, keys: Any) -> list[Explanation]:
+    def explain(self, keys: TensorLike) -> list[Explanation]:
         """Returns what the table knows about keys: rows, times, scores, and why they left.
 
         A table records which keys lose their rows from its first dump or `explain` on. It remembers
@@ -326,16 +338,20 @@ class Retention(Table):
         keys = tf.reshape(self.as_keys(keys, "keys"), [-1])
         return explain(self, keys.numpy())
 
-    def find_or_insert(self, keys: Any) -> Any:
+    def find_or_insert(self, keys: TensorLike) -> tf.Tensor:
         """Same as `lookup(keys, insert=True)`; the name in HierarchicalKV."""
-        return self.lookup(keys, insert=True)  # type: ignore[attr-defined]
+        return self.lookup(keys, insert=True)
 
-    def insert_or_assign(self, keys: Any, values: Any, scores: Any = None) -> Any:
+    def insert_or_assign(
+        self, keys: TensorLike, values: TensorLike, scores: TensorLike | None = None
+    ) -> tf.Operation | None:
         """Same as `upsert`; the name in HierarchicalKV."""
-        return self.upsert(keys, values, scores=scores)  # type: ignore[attr-defined]
+        return self.upsert(keys, values, scores=scores)
 
     @_ops.not_converted
-    def accum_or_assign(self, keys: Any, values_or_deltas: Any, accum: Any) -> Any:
+    def accum_or_assign(
+        self, keys: TensorLike, values_or_deltas: TensorLike, accum: TensorLike
+    ) -> tf.Operation | None:
         """Adds to vectors of keys that have a row, or sets vectors of keys that have none.
 
         It is HierarchicalKV's function for a caller that has looked up the keys before, and knows
@@ -350,14 +366,14 @@ class Retention(Table):
         keys = tf.reshape(self.as_keys(keys, "keys"), [-1])
         values = tf.reshape(tf.cast(values_or_deltas, self.dtype), [-1, self._dim])
         accum = tf.reshape(tf.cast(accum, tf.bool), [-1])
-        exists = self.contains(keys)  # type: ignore[attr-defined]
+        exists = self.contains(keys)
         add, new = accum & exists, ~accum & ~exists
         deltas = tf.IndexedSlices(tf.boolean_mask(values, add), tf.boolean_mask(keys, add))
-        self.scatter_add(deltas)  # type: ignore[attr-defined]
+        self.scatter_add(deltas)
         return self.insert_or_assign(tf.boolean_mask(keys, new), tf.boolean_mask(values, new))
 
     @_ops.not_converted
-    def assign_rows(self, keys: Any, values: Any) -> Any:
+    def assign_rows(self, keys: TensorLike, values: TensorLike) -> tf.Operation | None:
         """Sets the vectors of the keys that have a row; `assign(keys, values)` calls it.
 
         Args:
@@ -367,5 +383,5 @@ class Retention(Table):
         """
         keys = tf.reshape(self.as_keys(keys, "keys"), [-1])
         values = tf.reshape(tf.cast(values, self.dtype), [-1, self._dim])
-        exists = self.contains(keys)  # type: ignore[attr-defined]
+        exists = self.contains(keys)
         return self.insert_or_assign(tf.boolean_mask(keys, exists), tf.boolean_mask(values, exists))

@@ -12,22 +12,20 @@ id, which the lookup has chosen.
 
 from __future__ import annotations
 
-from typing import Any
-
 import tensorflow as tf
 
 from tf_dynemb import _ops
 
 
 @tf.RegisterGradient("DynembLookupSparseGrad")  # type: ignore[untyped-decorator]
-def _gradient(op: Any, *output_grads: Any) -> list[Any]:
+def _gradient(op: tf.Operation, *output_grads: tf.Tensor | None) -> list[tf.Tensor | None]:
     count = len(op.inputs) // 6
     keys, rows, bags, weights, argmax, grads = (
         op.inputs[i * count : (i + 1) * count] for i in range(6)
     )
     combiners = _ops.strings_of(op, "combiners")
-    weight_grads: list[Any] = [None] * count
-    bag_grads: list[Any] = [None] * count
+    weight_grads: list[tf.Tensor | None] = [None] * count
+    bag_grads: list[tf.Tensor | None] = [None] * count
     for i in range(count):
         if output_grads[count + i] is None:
             continue
@@ -42,11 +40,13 @@ def _gradient(op: Any, *output_grads: Any) -> list[Any]:
         bag_grads[i] = tf.cast(pooled, grads[i].dtype)
         if has_weights:
             weight_grads[i] = tape.gradient(product, weights[i])
-    none: list[Any] = [None] * count
+    none: list[tf.Tensor | None] = [None] * count
     return [*none, *none, *none, *weight_grads, *none, *bag_grads]
 
 
-def _without_refused(vectors: Any, factors: Any, rows: Any) -> tuple[Any, Any]:
+def _without_refused(
+    vectors: tf.Tensor, factors: tf.Tensor, rows: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the terms of ids: zeros for those whose keys a table's admission has refused."""
     skipped = tf.equal(rows, _ops.SKIPPED_ROW)
     refused = skipped | tf.equal(rows, _ops.UNADMITTED_ROW)
@@ -54,7 +54,7 @@ def _without_refused(vectors: Any, factors: Any, rows: Any) -> tuple[Any, Any]:
     return vectors, tf.where(skipped, tf.zeros_like(factors), factors)
 
 
-def _rows_of(unique_keys: Any, rows: Any, keys: Any) -> Any:
+def _rows_of(unique_keys: tf.Tensor, rows: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
     """Returns the rows of keys [n], given those of the unique keys in any order."""
     if unique_keys.dtype == tf.uint64:  # which TensorFlow does not sort
         unique_keys, keys = (tf.bitcast(k, tf.int64) for k in (unique_keys, keys))
@@ -63,7 +63,14 @@ def _rows_of(unique_keys: Any, rows: Any, keys: Any) -> Any:
     return tf.gather(rows, tf.gather(order, places))
 
 
-def _pool(vectors: Any, weights: Any, bags: Any, argmax: Any, combiner: str, shape: Any) -> Any:
+def _pool(
+    vectors: tf.Tensor,
+    weights: tf.Tensor,
+    bags: tf.Tensor,
+    argmax: tf.Tensor,
+    combiner: str,
+    shape: tf.Tensor,
+) -> tf.Tensor:
     """Pools vectors [nnz, dim] as a lookup does: [num_bags, dim]; `shape` is that."""
     products = vectors * weights[:, tf.newaxis]
     if combiner == "max":

@@ -122,7 +122,7 @@ class Export:
         weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
 
     @staticmethod
-    def of(cache: Any) -> Export:
+    def of(cache: dict[object, Any] | None) -> Export:
         """Returns the export of the save that this cache belongs to."""
         if cache is None:
             return Export()
@@ -157,7 +157,7 @@ class ServedTable(resource.TrackableResource):  # type: ignore[misc]
         self._name = name
         self.export: Export | None = None
         self._source: Source | None = None
-        self._descriptor: Any = None
+        self._descriptor: Any = None  # the tf.saved_model.Asset of a loaded model
 
     @staticmethod
     def of(table: Table) -> ServedTable:
@@ -172,7 +172,7 @@ class ServedTable(resource.TrackableResource):  # type: ignore[misc]
         return served
 
     @property
-    def handle(self) -> Any:
+    def handle(self) -> tf.Tensor:
         """The handle of the table."""
         return self.resource_handle
 
@@ -188,17 +188,17 @@ class ServedTable(resource.TrackableResource):  # type: ignore[misc]
         """The path of the snapshots of a loaded model; None for a table of this process."""
         return None if self._descriptor is None else self.path
 
-    def _create_resource(self, resource_name: str = "") -> Any:
+    def _create_resource(self, resource_name: str = "") -> tf.Tensor:
         return _ops.library().dynemb_served_table(
             table=self._name, resource_name=resource_name, **_as_attributes(self._attributes)
         )
 
-    def _initialize(self) -> Any:
+    def _initialize(self) -> tf.Operation | None:
         source = self._descriptor if self._source is None else self._source.asset
         return _ops.library().dynemb_open_served_table(self.resource_handle, source.asset_path)
 
     def _trackable_children(
-        self, save_type: str = "checkpoint", cache: Any = None, **kwargs: Any
+        self, save_type: str = "checkpoint", cache: dict[object, Any] | None = None, **kwargs: Any
     ) -> dict[str, Any]:
         if save_type != "savedmodel":
             return dict(super()._trackable_children(save_type, **kwargs))
@@ -213,7 +213,9 @@ class ServedTable(resource.TrackableResource):  # type: ignore[misc]
         children = super()._trackable_children(save_type, cache=cache, **kwargs)
         return {**children, "descriptor": self._source.asset}
 
-    def _export_to_saved_model_graph(self, object_map: Any, tensor_map: Any, **_: Any) -> list[Any]:
+    def _export_to_saved_model_graph(
+        self, object_map: Any, tensor_map: Any, **_: Any
+    ) -> list[tf.Tensor]:
         # In a graph the table has a name, by which each run of a session finds it. It differs for
         # each export, because a process may load several versions of a model.
         exported = ServedTable(self._attributes, self._name)
@@ -254,7 +256,7 @@ class InSavedModel(base.Trackable):  # type: ignore[misc]
             children["served"] = ServedTable.of(cast("Table", self))
         return children
 
-    def _export_to_saved_model_graph(self, *args: Any, **kwargs: Any) -> list[Any]:
+    def _export_to_saved_model_graph(self, *args: Any, **kwargs: Any) -> list[tf.Tensor]:
         return []  # the ServedTable maps the handle
 
     def _write_object_proto(self, proto: Any, options: Any) -> None:
@@ -266,7 +268,7 @@ class InSavedModel(base.Trackable):  # type: ignore[misc]
 def _attributes_of(table: Table) -> dict[str, Any]:
     """Returns the attributes of the operator DynembServedTable, as JSON can express them."""
     has = table.attributes
-    admits = table.options.admission is not None
+    admission = table.options.admission
     return {
         "key_dtype": table.key_type.name,
         "dtype": table.dtype.name,
@@ -275,7 +277,7 @@ def _attributes_of(table: Table) -> dict[str, Any]:
         "initializers": list(has["initializers"]),
         "initializer_args": list(has["initializer_args"]),
         "default_vector": list(table.default_vector or ()),
-        "absent": table.options.admission.unadmitted if admits else "initial",
+        "absent": "initial" if admission is None else admission.unadmitted,
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -15,6 +15,7 @@ from tensorflow.python.ops import resource_variable_ops
 from tf_dynemb import communicator
 from tf_dynemb.ids import bags
 from tf_dynemb.ids.keys import as_keys
+from tf_dynemb.ids.types import TensorLike
 from tf_dynemb.parallel import exchange
 from tf_dynemb.parallel.exchange import BY_MODULO, Spread, exchange_stats
 from tf_dynemb.parallel.ownership import check_mode, owner_of_mode
@@ -69,7 +70,7 @@ class Variable(resource_variable_ops.ResourceVariable):  # type: ignore[misc]
         *args: Any,
         mode: str | None = None,
         exchange_dtype: str | None = None,
-        shape: Any = None,
+        shape: Sequence[int] | None = None,
         initializer: Any = None,
         **kwargs: Any,
     ) -> None:
@@ -98,7 +99,8 @@ class Variable(resource_variable_ops.ResourceVariable):  # type: ignore[misc]
         if self.has_automatic_name:
             kwargs["name"] = _unused_name()
         super().__init__(*args, **kwargs)
-        self._whole: Any = None  # the matrix that exports have; no child, so no checkpoint has it
+        # The matrix that exports have; no child, so no checkpoint has it.
+        self._whole: tf.Variable | None = None
         if self._global_shape is None:
             self._global_shape = tuple(self.shape)
         self._exchange_name = f"{self.name}#{next(_numbers)}"
@@ -153,15 +155,15 @@ class Variable(resource_variable_ops.ResourceVariable):  # type: ignore[misc]
         )
 
     @property
-    def size(self) -> Any:
+    def size(self) -> tf.Tensor:
         """The shape of this rank's shard, as an int64 tensor."""
         return tf.shape(self, out_type=tf.int64)
 
-    def _read_variable_op(self, no_copy: bool = False) -> Any:
+    def _read_variable_op(self, no_copy: bool = False) -> tf.Tensor:
         keras_call.track(self)
         return super()._read_variable_op(no_copy)
 
-    def whole(self, name: str) -> Any:
+    def whole(self, name: str) -> tf.Tensor:
         """Returns the whole matrix [rows, dimension]. Collective and eager only.
 
         Args:
@@ -177,7 +179,7 @@ class Variable(resource_variable_ops.ResourceVariable):  # type: ignore[misc]
         return tf.gather(shards, np.argsort(order))
 
     @contextlib.contextmanager
-    def replaced_by(self, whole: Any) -> Iterator[None]:
+    def replaced_by(self, whole: tf.Tensor) -> Iterator[None]:
         """Inside, the variable holds this matrix, for a model that is exported by one rank.
 
         The graphs of functions that are exported refer to it, so that it is the same variable each
@@ -203,7 +205,7 @@ class Variable(resource_variable_ops.ResourceVariable):  # type: ignore[misc]
         """The keys and bytes that this rank has sent to others for the matrix."""
         return exchange_stats(self._exchange_name)
 
-    def sparse_read(self, indices: Any, name: str | None = None) -> Any:
+    def sparse_read(self, indices: TensorLike, name: str | None = None) -> tf.Tensor:
         """Reads rows of the whole matrix. `tf.gather` and `tf.nn.embedding_lookup` call it."""
         keras_call.track(self)
         if communicator.get().size == 1:
@@ -215,7 +217,7 @@ class Variable(resource_variable_ops.ResourceVariable):  # type: ignore[misc]
         rows.set_shape(keys.shape.concatenate([self.shape[1]]))
         return rows
 
-    def gather_nd(self, indices: Any, name: str | None = None) -> Any:
+    def gather_nd(self, indices: TensorLike, name: str | None = None) -> tf.Tensor:
         """Same as `tf.gather_nd`; on several ranks it can only read whole rows."""
         keras_call.track(self)
         if communicator.get().size == 1:

@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_dynemb import _ops
+from tf_dynemb.ids.types import TensorLike
 from tf_dynemb.variables.dynamic import DynamicVariable
 from tf_dynemb.variables.unwrap import dynamic
 
@@ -14,7 +15,7 @@ from tf_dynemb.variables.unwrap import dynamic
 CHUNK = 1 << 18
 
 
-def assign(var: Any, keys: Any, values: Any) -> None:
+def assign(var: Any, keys: TensorLike, values: TensorLike) -> None:
     """Sets the vectors of keys; unknown keys get a row.
 
     Args:
@@ -28,7 +29,7 @@ def assign(var: Any, keys: Any, values: Any) -> None:
     dynamic(var).upsert(keys, values)
 
 
-def export(var: Any) -> tuple[Any, Any]:
+def export(var: Any) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns all keys and vectors that this rank holds, in no particular order.
 
     Args:
@@ -45,7 +46,7 @@ def export(var: Any) -> tuple[Any, Any]:
     return keys, values
 
 
-def export_rows(table: DynamicVariable) -> tuple[Any, Any, Any]:
+def export_rows(table: DynamicVariable) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Same as `export`, with the optimizer's state: a third tensor, float32 [n, floats per row]."""
     if not tf.executing_eagerly():
         raise RuntimeError("export runs eagerly only: call it outside tf.function.")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tf_dynemb.variables.dynamic import DynamicVariable
 from tf_dynemb.variables.static import Variable
@@ -17,7 +19,9 @@ def unwrap(variable: Any) -> Any:
     return variable
 
 
-def filter_variables(variables: Any) -> tuple[list[Any], list[Any]]:
+def filter_variables(
+    variables: Iterable[tf.Variable | keras.Variable],
+) -> tuple[list[tf.Variable | keras.Variable], list[tf.Variable | keras.Variable]]:
     """Separates the variables of this package, dynamic and static, from all others.
 
     Args:
@@ -27,15 +31,15 @@ def filter_variables(variables: Any) -> tuple[list[Any], list[Any]]:
     Returns:
         (ours, others): two lists of the objects that were passed, in their order.
     """
-    ours: list[Any] = []
-    others: list[Any] = []
+    ours: list[tf.Variable | keras.Variable] = []
+    others: list[tf.Variable | keras.Variable] = []
     for variable in variables:
         is_ours = isinstance(unwrap(variable), (DynamicVariable, Variable))
         (ours if is_ours else others).append(variable)
     return ours, others
 
 
-def tables_of(layer: keras.layers.Layer) -> list[Any]:
+def tables_of(layer: keras.layers.Layer) -> list[DynamicVariable | Variable]:
     """Returns the variables of this package among the weights of a Keras layer or model.
 
     Raises:
