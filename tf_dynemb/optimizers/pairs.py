@@ -47,16 +47,16 @@ def by_kind(
     grads: Sequence[Any], variables: Sequence[Any]
 ) -> tuple[list[TableGradient], list[Any], list[Any]]:
     """Returns gradients of tables (added up for each table), dense gradients, dense variables."""
-    by_table: dict[int, tuple[DynamicVariable, list[Any]]] = {}
+    slices_of: dict[DynamicVariable, list[Any]] = {}
     dense_grads, dense = [], []
     for grad, variable in zip(grads, variables, strict=True):
         table = unwrap(variable)
         if isinstance(table, DynamicVariable):
-            by_table.setdefault(id(table), (table, []))[1].append(grad)
+            slices_of.setdefault(table, []).append(grad)
         else:
             dense_grads.append(grad)
             dense.append(variable)
-    table_grads = [gradients.from_slices(table, slices) for table, slices in by_table.values()]
+    table_grads = [gradients.from_slices(table, slices) for table, slices in slices_of.items()]
     return table_grads, dense_grads, dense
 
 
