@@ -66,6 +66,6 @@ def drop_missing(grads: list[Any], variables: list[Any]) -> tuple[list[Any], lis
     if len(missing) == len(grads):
         raise ValueError(f"No gradients provided for any variable: {missing}.")
     if missing:
-        warnings.warn(f"There are no gradients for the variables {missing}.", stacklevel=4)
+        warnings.warn(f"There are no gradients for the variables {missing}.", stacklevel=5)
     present = [(g, v) for g, v in zip(grads, variables, strict=True) if g is not None]
     return [g for g, _ in present], [v for _, v in present]

@@ -1,4 +1,4 @@
-"""TrainedTables: what an `OptimizerWrapper` knows about each of its tables."""
+"""Which `OptimizerWrapper` trains a table."""
 
 from __future__ import annotations
 
@@ -6,10 +6,6 @@ import weakref
 from collections.abc import Iterable
 from typing import Any
 
-from tf_dynemb.optimizers.accumulator import Accumulator
-from tf_dynemb.optimizers.averages import Averages
-from tf_dynemb.optimizers.generic import RowsOptimizer
-from tf_dynemb.optimizers.parts import Parts
 from tf_dynemb.variables.dynamic import DynamicVariable
 
 # The wrapper that attached to a table last.
@@ -29,31 +25,3 @@ def optimizer_of(table: DynamicVariable) -> Any:
     """
     optimizer = _last.get(table)
     return None if optimizer is None else optimizer()
-
-
-class TrainedTables:
-    """The wrapper's data about each table, by `id`; tables are kept alive, so that ids stay valid.
-
-    Keras searches an optimizer's attributes for variables and other optimizers to track and save.
-    It does not search inside this class.
-    """
-
-    def __init__(self, template: Any) -> None:
-        self.template = template
-        self.parts: Parts | None = None
-        self.trained_variables: list[Any] = []
-        self._known: dict[int, DynamicVariable] = {}
-        self.generic: dict[int, RowsOptimizer] = {}
-        self.accumulators: dict[int, Accumulator] = {}
-        self.averages = Averages()
-        # Those with restored state that this optimizer has not stepped yet.
-        self.continued: list[DynamicVariable] = []
-        self.without_weight_decay: dict[int, DynamicVariable] = {}
-
-    def has(self, table: DynamicVariable) -> bool:
-        """Whether the wrapper has attached to a table."""
-        return id(table) in self._known
-
-    def add(self, table: DynamicVariable) -> None:
-        """Notes that the wrapper has attached to a table."""
-        self._known[id(table)] = table
