@@ -30,45 +30,17 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
     """Makes a Keras optimizer train tables as well as dense variables.
 
     It replaces the optimizer everywhere: `model.compile(optimizer=...)`, `apply_gradients`,
-    `minimize`. The learning rate, schedules and callbacks reach the wrapped optimizer. Only the
-    rows of a table that have a gradient are stepped: moments of an untouched row do not decay, and
-    `weight_decay` shrinks touched rows only. With `catch_up`, a row makes up for the steps that it
-    has missed when it is next read, stepped or saved, so that it is the row of a dense variable.
+    `minimize`. The learning rate, schedules and callbacks reach the wrapped optimizer. Details of
+    the following are in docs/guide.md, "The optimizer".
 
-    SGD, Adagrad, Adam, AdamW, Adamax, RMSprop, Adadelta, Ftrl, Lion and `RowwiseAdagrad` run inside
-    the tables, with one operator for all tables. Any other Keras optimizer, including a user's
-    subclass, runs its own code on the touched rows. This is slower, and gives the same result for
-    every optimizer that computes row by row; see `tf_dynemb.optimizers.generic`.
-
-    `clipnorm`, `clipvalue`, `global_clipnorm` and `loss_scale_factor` of the wrapped optimizer
-    apply to tables and dense variables together; a table's gradient counts with the sum for each
-    key. With `gradient_accumulation_steps`, the gradients of tables are summed until the last of
-    these steps too; they are not saved before it. With `use_ema`, each row that was stepped has an
-    average, as in Keras; averages are not saved.
-
-    If an optimizer keeps state in the rows of a table, one wrapper at a time trains the table:
-
-    - The newest wrapper that attaches to a table takes it over, with fresh state, as a recompiled
-      model has in Keras. A wrapper's first step with a table attaches to it.
-    - If the previous wrapper then steps the table, even in a `tf.function` that was traced before,
-      it raises a `tf.errors.FailedPreconditionError` that names both wrappers. The table is
-      unchanged. The previous wrapper's `attach` takes the table back.
-    - State that `load` or a checkpoint restored is continued by the first wrapper that would keep
-      the same state.
-    - SGD without momentum, and other optimizers without state, may step any table.
-
-    On several ranks (Horovod) `apply_gradients` is collective, and takes the gradients of this
-    rank's batch. It reduces the gradients of dense variables over the ranks; the gradients of
-    tables are already sums over the ranks. With "mean" for both, and a loss that is a mean over the
-    rank's samples, ranks with batches of equal size train as one rank would on all batches
-    together.
-
-    Several optimizers in one model (Wide & Deep): wrap a `keras.optimizers.MultiOptimizer`, whose
-    map chooses an optimizer by the path of a variable: "layer/embeddings" for the table of a layer,
-    and the name of a table that belongs to no layer.
-
-    float16: wrap a `keras.optimizers.LossScaleOptimizer` (not the other way round). Under the
-    policy "mixed_float16" the wrapper does this automatically, as `model.compile` does.
+    - Only the rows of a table that have a gradient are stepped, unless `catch_up` is on.
+    - SGD, Adagrad, Adam, AdamW, Adamax, RMSprop, Adadelta, Ftrl, Lion and `RowwiseAdagrad` run
+      inside the tables. Any other Keras optimizer runs its own code on these rows, more slowly.
+    - Clipping, loss scaling, gradient accumulation and `use_ema` are for tables, too.
+    - If an optimizer keeps state in rows, only the last wrapper that attached may step a table.
+    - On several ranks `apply_gradients` is collective, and reduces the gradients of the ranks.
+    - A `keras.optimizers.MultiOptimizer` gives each table its own optimizer (Wide & Deep).
+    - For float16, wrap a `keras.optimizers.LossScaleOptimizer` (not the other way round).
 
     Example:
     >>> table = DynamicVariable(dimension=2, initializer="1")
