@@ -254,7 +254,7 @@ def test_swapping_keeps_what_others_have_changed():
     ours.fit(ids, np.ones([2, 1]), verbose=0)
     table = ours.layers[1].table
     before = table.lookup(np.arange(ROWS)).numpy()
-    averages = ours.optimizer._tables.averages
+    averages = ours.optimizer._stepper.averages
     ours.optimizer.core._iterations.assign_add(1)
     averages.swap(ours.optimizer.core)
     table.upsert([0], np.full([1, DIM], 9.0))

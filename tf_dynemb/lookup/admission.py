@@ -38,8 +38,8 @@ def admit(tables: Sequence[Any], features: Sequence[Bags]) -> list[Bags]:
     seed = tf.random.uniform([2], maxval=tf.int32.max, dtype=tf.int32)
     known = _have_rows([tables[i] for i in positions], keys)
     for number, i in enumerate(positions):
-        own = tf.add(seed, [number, communicator.get().rank])
-        drawn = tf.random.stateless_uniform(tf.shape(keys[number]), own)
+        rank_seed = tf.add(seed, [number, communicator.get().rank])
+        drawn = tf.random.stateless_uniform(tf.shape(keys[number]), rank_seed)
         is_lucky = drawn < tables[i].options.filter_ratio
         admitted[i] = features[i].of_ids(known[number] | is_lucky)
     return admitted

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -100,34 +100,56 @@ def lookup_sparse(
         if any(norm is not None for norm in max_norms):
             raise ValueError("max_norm cannot be applied to ids that are looked up ahead.")
         outputs = _lookup_prefetched(tables, sp_ids, sp_weights, names, all(inserts))
-    else:
-        features = as_features(params, sp_ids, sp_weights)
-        if use_low_frequency_filter:
-            _check_filter(tables)
-        if use_low_frequency_filter:
-            features = admit(tables, features)
-        outputs = [None] * len(tables)
-        for its_insert in sorted(set(inserts)):
-            places = [i for i, each in enumerate(inserts) if each is its_insert]
-            its = lookup_bags(
-                _at(places, tables),
-                _at(places, features),
-                _at(places, names),
-                its_insert,
-                _at(places, max_norms),
-            )
-            for i, output in zip(places, its, strict=True):
-                outputs[i] = output
+        return outputs[0] if single else outputs
+    features = as_features(params, sp_ids, sp_weights)
+    if use_low_frequency_filter:
+        _check_filter(tables)
+        features = admit(tables, features)
+    outputs = [None] * len(tables)
+    for group_insert in sorted(set(inserts)):
+        group = [i for i, each in enumerate(inserts) if each is group_insert]
+        group_outputs = lookup_bags(
+            _at(group, tables),
+            _at(group, features),
+            _at(group, names),
+            group_insert,
+            _at(group, max_norms),
+        )
+        for i, output in zip(group, group_outputs, strict=True):
+            outputs[i] = output
     return outputs[0] if single else outputs
 
 
-def _check_filter(tables: Sequence[Any]) -> None:
-    for table in tables:
-        if isinstance(table, DynamicVariable) and table.options.admission is not None:
-            raise ValueError(
-                f"use_low_frequency_filter=True: {table.name} has admission="
-                f"{table.options.admission!r}, which decides already which keys get a row."
-            )
+def _combiner_names(combiners: Any, count: int) -> list[str]:
+    if combiners is None:
+        return ["mean"] * count
+    if isinstance(combiners, str):
+        combiners = [combiners] * count
+    if not isinstance(combiners, (list, tuple)):
+        raise TypeError(f"combiners must be a string or a list of strings, got {combiners!r}.")
+    if len(combiners) != count:
+        raise ValueError(f"combiners has {len(combiners)} items, but params has {count}.")
+    for combiner in combiners:
+        if combiner not in COMBINERS:
+            raise ValueError(f"combiner must be one of {', '.join(COMBINERS)}, got {combiner!r}.")
+    return list(combiners)
+
+
+def _max_norms(max_norm: Any, count: int) -> list[float | None]:
+    norms = list(max_norm) if isinstance(max_norm, (list, tuple)) else [max_norm] * count
+    if len(norms) != count:
+        raise ValueError(f"max_norm has {len(norms)} items, but params has {count}.")
+    return [check_max_norm(norm) for norm in norms]
+
+
+def check_max_norm(max_norm: Any) -> float | None:
+    """Returns a `max_norm` as a float, or raises ValueError unless it is positive or None."""
+    if max_norm is None:
+        return None
+    is_number = isinstance(max_norm, (int, float, np.number)) and not isinstance(max_norm, bool)
+    if not is_number or not max_norm > 0:
+        raise ValueError(f"max_norm must be a positive number or None, got {max_norm!r}.")
+    return float(max_norm)
 
 
 def _inserts(tables: Sequence[Any], insert: bool | None) -> list[bool]:
@@ -140,11 +162,22 @@ def _inserts(tables: Sequence[Any], insert: bool | None) -> list[bool]:
     for table in tables:
         if isinstance(table, (DynamicVariable, Variable)):
             keras_call.track(table)
-    ours = [keras_call.inserts(t, insert) for t in tables if isinstance(t, DynamicVariable)]
+    dynamic_inserts = [
+        keras_call.inserts(table, insert) if isinstance(table, DynamicVariable) else None
+        for table in tables
+    ]
     # Static tables have no rows to insert: they go with the others.
-    rest = all(ours)
-    of_ours = iter(ours)
-    return [next(of_ours) if isinstance(t, DynamicVariable) else rest for t in tables]
+    static_insert = False not in dynamic_inserts
+    return [static_insert if each is None else each for each in dynamic_inserts]
+
+
+def _check_filter(tables: Sequence[Any]) -> None:
+    for table in tables:
+        if isinstance(table, DynamicVariable) and table.options.admission is not None:
+            raise ValueError(
+                f"use_low_frequency_filter=True: {table.name} has admission="
+                f"{table.options.admission!r}, which decides already which keys get a row."
+            )
 
 
 def _at(places: Sequence[int], items: Sequence[Any]) -> list[Any]:
@@ -161,31 +194,37 @@ def lookup_bags(
     """Same as `lookup_sparse`, for ids in bags; `features[i]` is read from `tables[i]`."""
     check_one_replica("A lookup in tables")
     norms = max_norms or [None] * len(tables)
-    apart = [
-        i
-        for i, table in enumerate(tables)
-        if norms[i] is not None or (not insert and _has_default(table))
-    ]
-    if apart:
-        return _lookup_apart(tables, features, combiners, insert, norms, apart)
-    if communicator.get().size > 1:
-        spread, table_of, places = exchange.spread_tables(tables)
-        its_features = [features[i] for i in places]
-        its_combiners = [combiners[i] for i in places]
-        pooled = exchange.lookup(spread, its_features, table_of, its_combiners, insert)
-    else:
-        places = [i for i, table in enumerate(tables) if isinstance(table, DynamicVariable)]
-        pooled = _lookup_dynamic(
-            [tables[i] for i in places],
-            [features[i] for i in places],
-            [combiners[i] for i in places],
-            insert,
-        )
-    return _with_dense(tables, features, combiners, places, pooled)
+    outputs: dict[int, Any] = {}
+    for i, table in enumerate(tables):
+        if norms[i] is not None or (not insert and _has_default(table)):
+            outputs[i] = _read_and_pool(table, features[i], combiners[i], insert, norms[i])
+    places = [i for i, table in enumerate(tables) if i not in outputs and _operators_pool(table)]
+    pooled = _lookup_pooled(
+        _at(places, tables), _at(places, features), _at(places, combiners), insert
+    )
+    outputs.update(zip(places, pooled, strict=True))
+    return _with_dense(tables, features, combiners, outputs)
 
 
 def _has_default(table: Any) -> bool:
     return isinstance(table, DynamicVariable) and table.default_vector is not None
+
+
+def _read_and_pool(
+    table: Any, feature: Bags, combiner: str, insert: bool, max_norm: float | None
+) -> Any:
+    """Reads the vector of each id, and pools the vectors with TensorFlow's operations."""
+    if isinstance(table, DynamicVariable):
+        vectors = table.lookup(feature.keys, insert=insert)
+        if _skips(table, insert):
+            has_row = table.contains(feature.keys)
+            vectors = tf.boolean_mask(vectors, has_row)
+            feature = feature.of_ids(has_row)
+    else:
+        vectors = tf.gather(table, feature.keys)
+    pooled = pool(clip_norms(vectors, max_norm), feature, combiner)
+    pooled.set_shape([feature.static_num_bags, table.shape[1]])
+    return pooled
 
 
 def _skips(table: DynamicVariable, insert: bool) -> bool:
@@ -196,42 +235,20 @@ def _skips(table: DynamicVariable, insert: bool) -> bool:
     return insert or table.default_vector is None
 
 
-def _lookup_apart(
-    tables: Sequence[Any],
-    features: Sequence[Bags],
-    combiners: Sequence[str],
-    insert: bool,
-    max_norms: Sequence[float | None],
-    apart: Sequence[int],
-) -> list[Any]:
-    """`lookup_bags`; the vectors of the tables at `apart` are read first and pooled afterwards."""
-    outputs: list[Any] = [None] * len(tables)
-    features = list(features)
-    for i in apart:
-        if isinstance(tables[i], DynamicVariable):
-            vectors = tables[i].lookup(features[i].keys, insert=insert)
-            if _skips(tables[i], insert):
-                has_row = tables[i].contains(features[i].keys)
-                vectors = tf.boolean_mask(vectors, has_row)
-                features[i] = features[i].of_ids(has_row)
-        else:
-            vectors = tf.gather(tables[i], features[i].keys)
-        outputs[i] = pool(clip_norms(vectors, max_norms[i]), features[i], combiners[i])
-        outputs[i].set_shape([features[i].static_num_bags, tables[i].shape[1]])
-    rest = [i for i in range(len(tables)) if i not in apart]
-    if rest:
-        its = lookup_bags(_at(rest, tables), _at(rest, features), _at(rest, combiners), insert)
-        for i, output in zip(rest, its, strict=True):
-            outputs[i] = output
-    return outputs
+def _operators_pool(table: Any) -> bool:
+    """Whether an operator of this package looks up and pools at once."""
+    if communicator.get().size > 1:
+        return isinstance(table, (DynamicVariable, Variable))
+    return isinstance(table, DynamicVariable)
 
 
-def _lookup_dynamic(
-    tables: Sequence[DynamicVariable],
-    features: Sequence[Bags],
-    combiners: Sequence[str],
-    insert: bool,
+def _lookup_pooled(
+    tables: Sequence[Any], features: Sequence[Bags], combiners: Sequence[str], insert: bool
 ) -> list[Any]:
+    """Looks up and pools the ids of tables for which `_operators_pool` is true."""
+    if communicator.get().size > 1:
+        spread, table_of, _ = exchange.spread_tables(tables)
+        return exchange.lookup(spread, features, table_of, combiners, insert)
     outputs: list[Any] = [None] * len(tables)
     for table in tables:
         resource_variable_ops.variable_accessed(table)
@@ -273,56 +290,20 @@ def _lookup_prefetched(
     spread, table_of, places = exchange.spread_tables(tables)
     if len(spread) != len(ahead.vectors):
         raise ValueError("params must be those that were passed to prefetch_lookup.")
-    its_combiners = [combiners[i] for i in places]
-    pooled = prefetch.finish(spread, table_of, places, ahead, its_combiners, insert)
-    return _with_dense(tables, features, combiners, places, pooled)
+    pooled = prefetch.finish(spread, table_of, places, ahead, _at(places, combiners), insert)
+    return _with_dense(tables, features, combiners, dict(zip(places, pooled, strict=True)))
 
 
 def _with_dense(
     tables: Sequence[Any],
     features: Sequence[Bags],
     combiners: Sequence[str],
-    places: Sequence[int],
-    pooled: Sequence[Any],
+    outputs: Mapping[int, Any],
 ) -> list[Any]:
-    """The outputs of all features: `pooled` at `places`, the others read from dense variables."""
-    outputs: list[Any] = [None] * len(tables)
-    for i, output in zip(places, pooled, strict=True):
-        outputs[i] = output
-    for i, (table, feature) in enumerate(zip(tables, features, strict=True)):
-        if outputs[i] is None:
-            outputs[i] = pool(tf.gather(table, feature.keys), feature, combiners[i])
-            outputs[i].set_shape([feature.static_num_bags, table.shape[1]])
-    return outputs
-
-
-def _combiner_names(combiners: Any, count: int) -> list[str]:
-    if combiners is None:
-        return ["mean"] * count
-    if isinstance(combiners, str):
-        combiners = [combiners] * count
-    if not isinstance(combiners, (list, tuple)):
-        raise TypeError(f"combiners must be a string or a list of strings, got {combiners!r}.")
-    if len(combiners) != count:
-        raise ValueError(f"combiners has {len(combiners)} items, but params has {count}.")
-    for combiner in combiners:
-        if combiner not in COMBINERS:
-            raise ValueError(f"combiner must be one of {', '.join(COMBINERS)}, got {combiner!r}.")
-    return list(combiners)
-
-
-def _max_norms(max_norm: Any, count: int) -> list[float | None]:
-    norms = list(max_norm) if isinstance(max_norm, (list, tuple)) else [max_norm] * count
-    if len(norms) != count:
-        raise ValueError(f"max_norm has {len(norms)} items, but params has {count}.")
-    return [check_max_norm(norm) for norm in norms]
-
-
-def check_max_norm(max_norm: Any) -> float | None:
-    """Returns a `max_norm` as a float, or raises ValueError unless it is positive or None."""
-    if max_norm is None:
-        return None
-    is_number = isinstance(max_norm, (int, float, np.number)) and not isinstance(max_norm, bool)
-    if not is_number or not max_norm > 0:
-        raise ValueError(f"max_norm must be a positive number or None, got {max_norm!r}.")
-    return float(max_norm)
+    """The outputs of all features: `outputs` has some by place, the others read dense variables."""
+    return [
+        outputs[i]
+        if i in outputs
+        else _read_and_pool(tables[i], features[i], combiners[i], False, None)
+        for i in range(len(tables))
+    ]

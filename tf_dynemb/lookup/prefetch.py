@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Tuple  # noqa: UP035 (an ExtensionType's fields are typing's)
+from typing import Any, NamedTuple, Tuple  # noqa: UP035 (an ExtensionType's fields are typing's)
 
 import tensorflow as tf
 from tensorflow.python.eager import record
@@ -226,13 +226,13 @@ def _nothing_ahead(features: Sequence[Bags]) -> Prefetched:
     return _prefetched(features, (), (), none, none, (), (), tf.constant(0, tf.int64))
 
 
-def _prefetched(features: Sequence[Bags], *rest: Any) -> Prefetched:
+def _prefetched(features: Sequence[Bags], *read: Any) -> Prefetched:
     return Prefetched(
         tuple(f.keys for f in features),
         tuple(f.bags for f in features),
         tuple(f.weights for f in features),
         tuple(f.num_bags for f in features),
-        *rest,
+        *read,
     )
 
 
@@ -268,13 +268,13 @@ class _Reader:
     def _read_owned(self, keys: Sequence[Any]) -> tuple[Any, Any]:
         """Reads the rows that other ranks ask for, those in files without the tables' locks."""
         files = [
-            (table.variable, its)
-            for table, its in zip(self._tables, keys, strict=True)
+            (table.variable, table_keys)
+            for table, table_keys in zip(self._tables, keys, strict=True)
             if _has_files(table.variable)
         ]
-        for table, its in files:
+        for table, table_keys in files:
             with _ops.on(device_of(table)):
-                _ops.library().dynemb_read_ahead(table.handle, its)
+                _ops.library().dynemb_read_ahead(table.handle, table_keys)
         result = exchange.read_owned(self._tables, keys, insert=False)
         for table, _ in files:
             _free_ahead(table)
@@ -290,7 +290,7 @@ class _Reader:
             with tf.control_dependencies(asked.keys):
                 tick = _ops.library().dynemb_tick_before(tf.constant(2**63 - 1, tf.int64))
             with tf.control_dependencies([tick]), _ops.on(asked.device):
-                owned = [tf.identity(its) for its in asked.keys]
+                owned = [tf.identity(table_keys) for table_keys in asked.keys]
             held, rows = self._read_owned(owned)
             vectors = asked.to_askers(held, "vectors", name="dynemb_ahead_vectors")
         return asked.index, owned, asked.asked, asked.served, vectors, rows, tick
@@ -338,20 +338,64 @@ def finish(
     return exchange.pool(asked, [features[i] for i in places], table_of, combiners, received, rows)
 
 
+class _Changed(NamedTuple):
+    """What this rank has of one table for the ranks that read its rows ahead.
+
+    Attributes:
+        rows: the row ids of all keys that this rank is asked for; [0] for a static table.
+        places: int32 [n, 1]: the keys whose vectors are sent again, in the order of the ranks; each
+            counts from the first key that its rank asks for.
+        vectors: the vectors of these keys.
+        counts: int64 [ranks]: the number of these keys for each rank.
+    """
+
+    rows: Any
+    places: Any
+    vectors: Any
+    counts: Any
+
+
 def _read_again(asked: Request, ahead: Prefetched, insert: bool) -> tuple[list[Any], list[Any]]:
     """Reads rows that have changed since `ahead` again; returns the current (vectors, rows)."""
     tables = asked.tables
-    count = len(tables)
-    rows: list[Any] = [tf.zeros([0], tf.uint32)] * count
-    places: list[Any] = [None] * count
-    values: list[Any] = [None] * count
-    changed: list[Any] = [None] * count
-    dynamic = [t for t in range(count) if tables[t].is_dynamic]
+    of_table = {**_changed_rows(asked, ahead, insert), **_all_static_rows(asked)}
+    changed = [of_table[t] for t in range(len(tables))]
+    with _ops.on_host():
+        counts = tf.stack([each.counts for each in changed])
+        arriving = exchange.exchange_counts(counts, "dynemb_changed")
+        sent_twice, arriving_twice = tf.tile(counts, [2, 1]), tf.tile(arriving, [2, 1])
+    received = exchange.send_rows(
+        [table.name for table in tables] * 2,
+        ["same"] * len(tables) + [table.wire for table in tables],
+        [each.places for each in changed] + [each.vectors for each in changed],
+        sent_twice,
+        arriving_twice,
+        "vectors",
+        name="dynemb_again",
+        device=asked.device,
+    )
+    places, vectors = received[: len(tables)], received[len(tables) :]
+    current = []
+    for t in range(len(tables)):
+        with _ops.on_host():
+            first = tf.repeat(tf.cumsum(asked.asked[t], exclusive=True), arriving[t])
+            first = first[:, tf.newaxis]
+        with _ops.on(asked.device):
+            where = tf.cast(places[t], tf.int64) + first
+            current.append(tf.tensor_scatter_nd_update(ahead.vectors[t], where, vectors[t]))
+    return current, [each.rows for each in changed]
+
+
+def _changed_rows(asked: Request, ahead: Prefetched, insert: bool) -> dict[int, _Changed]:
+    """Reads the rows of dynamic tables that have changed; returns them by number of the table."""
+    tables = asked.tables
+    dynamic = [t for t, table in enumerate(tables) if table.is_dynamic]
+    changed = {}
     for group in by_placement([tables[t].variable for t in dynamic]):
         numbers = [dynamic[i] for i in group]
         with _ops.on_host():
             served = tf.gather(asked.served, numbers)
-        its_rows, its_places, its_values, its_counts = _ops.library().dynemb_read_again(
+        rows, places, vectors, counts = _ops.library().dynemb_read_again(
             handles=[tables[t].variable.handle for t in numbers],
             keys=[asked.keys[t] for t in numbers],
             rows_before=[ahead.rows[t] for t in numbers],
@@ -361,43 +405,22 @@ def _read_again(asked: Request, ahead: Prefetched, insert: bool) -> tuple[list[A
             insert=insert,
         )
         for i, t in enumerate(numbers):
-            rows[t], places[t], values[t] = its_rows[i], its_places[i], its_values[i]
-            changed[t] = its_counts[i]
-    static = [t for t in range(count) if not tables[t].is_dynamic]
-    if static:
-        # A matrix does not record which rows were updated, so all are read again.
-        read, _ = exchange.read_owned(
-            [tables[t] for t in static], [asked.keys[t] for t in static], insert=False
-        )
-        for t, its_vectors in zip(static, read, strict=True):
-            values[t] = its_vectors
-            with _ops.on_host():
-                changed[t] = asked.served[t]
-                its_places = tf.ragged.range(asked.served[t]).flat_values
-                places[t] = tf.cast(its_places, tf.int32)[:, tf.newaxis]
-    with _ops.on_host():
-        counts = tf.stack(changed)
-        arriving = exchange.exchange_counts(counts, "dynemb_changed")
-        sent_twice, arriving_twice = tf.tile(counts, [2, 1]), tf.tile(arriving, [2, 1])
-    received = exchange.send_rows(
-        [table.name for table in tables] * 2,
-        ["same"] * count + [table.wire for table in tables],
-        places + values,
-        sent_twice,
-        arriving_twice,
-        "vectors",
-        name="dynemb_again",
-        device=asked.device,
+            changed[t] = _Changed(rows[i], places[i], vectors[i], counts[i])
+    return changed
+
+
+def _all_static_rows(asked: Request) -> dict[int, _Changed]:
+    """Reads all rows of static tables: a matrix does not record which ones were updated."""
+    static = [t for t, table in enumerate(asked.tables) if not table.is_dynamic]
+    if not static:
+        return {}
+    vectors, rows = exchange.read_owned(
+        [asked.tables[t] for t in static], [asked.keys[t] for t in static], insert=False
     )
-    vectors = []
-    for t in range(count):
-        # The places count from the first key that was asked of each rank.
+    changed = {}
+    for i, t in enumerate(static):
         with _ops.on_host():
-            first = tf.repeat(tf.cumsum(asked.asked[t], exclusive=True), arriving[t])
-            first = first[:, tf.newaxis]
-        with _ops.on(asked.device):
-            where = tf.cast(received[t], tf.int64) + first
-            vectors.append(
-                tf.tensor_scatter_nd_update(ahead.vectors[t], where, received[count + t])
-            )
-    return vectors, rows
+            served = asked.served[t]
+            places = tf.cast(tf.ragged.range(served).flat_values, tf.int32)[:, tf.newaxis]
+        changed[t] = _Changed(rows[i], places, vectors[i], served)
+    return changed

@@ -41,8 +41,8 @@ class Averages:
     """
 
     def __init__(self) -> None:
-        # The table of averages for each table, by the table's id.
-        self._tables: dict[int, tuple[DynamicVariable, DynamicVariable]] = {}
+        # The table of averages of each table.
+        self._tables: dict[DynamicVariable, DynamicVariable] = {}
 
     @property
     def has_tables(self) -> bool:
@@ -69,7 +69,7 @@ class Averages:
                 file_path=options.file_path,
                 max_dram_for_vectors=memory,
             )
-        self._tables[id(table)] = (table, averages)
+        self._tables[table] = averages
 
     def read(self, grads: Sequence[TableGradient]) -> list[tuple[TableGradient, tf.Tensor]]:
         """Returns the gradients with the values of their rows; must be called before a step."""
@@ -88,7 +88,7 @@ class Averages:
         # `iterations` counts the steps with accumulated gradients, `_iterations` all.
         momentum = tf.where(tf.equal(core.iterations, 0), 0.0, core.ema_momentum)
         for grad, old in before:
-            averages = self._tables[id(grad.table)][1]
+            averages = self._tables[grad.table]
             # A row that was evicted after its lookup has not been stepped.
             held = _contains(grad.table, grad.keys)
             keys, old = tf.boolean_mask(grad.keys, held), tf.boolean_mask(old, held)
@@ -108,7 +108,7 @@ class Averages:
         def overwrite() -> None:
             # Eagerly, because the number of rows is only known then. The sizes make TensorFlow run
             # it in order with the operators of the tables.
-            tables = [table for both in self._tables.values() for table in both]
+            tables = [table for both in self._tables.items() for table in both]
             sizes = [_ops.library().dynemb_size(table.handle) for table in tables]
             tf.py_function(lambda now, *_: self.overwrite(core, now), [calls, *sizes], [])
 
@@ -185,7 +185,7 @@ class Averages:
 
     def _blocks(self) -> Iterator[tuple[DynamicVariable, DynamicVariable, tf.Tensor]]:
         """Yields (table, averages, keys) of the rows that have an average, some at a time."""
-        for table, averages in self._tables.values():
+        for table, averages in self._tables.items():
             keys = export(averages)[0].numpy()
             step = min(CHUNK, table.rows_at_a_time, averages.rows_at_a_time)
             for start in range(0, len(keys), step):

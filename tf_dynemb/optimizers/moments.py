@@ -67,21 +67,21 @@ def copy_dense(
     """
     while True:
         for name, variable in vars(before).items():
-            own = vars(after).get(name)
-            if isinstance(variable, keras.Variable) and isinstance(own, keras.Variable):
-                own.assign(variable)
+            target = vars(after).get(name)
+            if isinstance(variable, keras.Variable) and isinstance(target, keras.Variable):
+                target.assign(variable)
         if not isinstance(before, keras.optimizers.LossScaleOptimizer):
             break
         before, after = before.inner_optimizer, after.inner_optimizer
     numbers = {id(variable): i for i, variable in enumerate(before._trainable_variables)}
-    own_numbers = {id(variable): i for i, variable in enumerate(after._trainable_variables)}
-    own_lists = _lists(after)
+    target_numbers = {id(variable): i for i, variable in enumerate(after._trainable_variables)}
+    target_lists = _lists(after)
     for name, states in _lists(before).items():
-        for variable, own_variable in pairs:
-            i, j = numbers.get(id(variable)), own_numbers.get(id(own_variable))
-            if name not in own_lists or i is None or j is None or states[i] is None:
+        for variable, target in pairs:
+            i, j = numbers.get(id(variable)), target_numbers.get(id(target))
+            if name not in target_lists or i is None or j is None or states[i] is None:
                 continue
-            own_lists[name][j].assign(states[i])
+            target_lists[name][j].assign(states[i])
 
 
 def dense_states(

@@ -53,16 +53,16 @@ def by_kind(
     grads: Sequence[Gradient], variables: Sequence[tf.Variable | keras.Variable]
 ) -> tuple[list[TableGradient], list[Gradient], list[tf.Variable | keras.Variable]]:
     """Returns gradients of tables (added up for each table), dense gradients, dense variables."""
-    by_table: dict[int, tuple[DynamicVariable, list[tf.IndexedSlices]]] = {}
+    slices_of: dict[DynamicVariable, list[tf.IndexedSlices]] = {}
     dense_grads, dense = [], []
     for grad, variable in zip(grads, variables, strict=True):
         table = unwrap(variable)
         if isinstance(table, DynamicVariable):
-            by_table.setdefault(id(table), (table, []))[1].append(grad)
+            slices_of.setdefault(table, []).append(grad)
         else:
             dense_grads.append(grad)
             dense.append(variable)
-    table_grads = [gradients.from_slices(table, slices) for table, slices in by_table.values()]
+    table_grads = [gradients.from_slices(table, slices) for table, slices in slices_of.items()]
     return table_grads, dense_grads, dense
 
 
@@ -74,6 +74,6 @@ def drop_missing(
     if len(missing) == len(grads):
         raise ValueError(f"No gradients provided for any variable: {missing}.")
     if missing:
-        warnings.warn(f"There are no gradients for the variables {missing}.", stacklevel=4)
+        warnings.warn(f"There are no gradients for the variables {missing}.", stacklevel=5)
     present = [(g, v) for g, v in zip(grads, variables, strict=True) if g is not None]
     return [g for g, _ in present], [v for _, v in present]

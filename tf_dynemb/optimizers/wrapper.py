@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import sys
 import warnings
@@ -13,27 +12,17 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_dynemb import _ops, _warn
-from tf_dynemb.optimizers import gradients, native, pairs
-from tf_dynemb.optimizers.accumulator import Accumulator
-from tf_dynemb.optimizers.generic import RowsOptimizer, fresh_copy
-from tf_dynemb.optimizers.gradients import TableGradient
+from tf_dynemb import _ops
+from tf_dynemb.optimizers import pairs
+from tf_dynemb.optimizers.one_optimizer import OneOptimizer
 from tf_dynemb.optimizers.parts import Parts
-from tf_dynemb.optimizers.trained_tables import TrainedTables, note_optimizer
+from tf_dynemb.optimizers.trained_tables import note_optimizer
 from tf_dynemb.parallel.distribution import check_one_replica
 from tf_dynemb.tables.table import StateSpec
 from tf_dynemb.variables.dynamic import DynamicVariable
 
-_numbers = itertools.count(1)
 # In Keras's files: a JSON array with the name and widths of the state in each table's rows.
 _STATES = "states"
-_STATE_WITHOUT_STEPS = (
-    "the rows of table {table!r} have restored state, and {optimizer!r}, which now steps them, has "
-    "made no step. Its first steps would have wrong lengths, because it corrects its averages for "
-    "the number of steps. Restore the optimizer with the table, for example with "
-    "tf.train.Checkpoint(table=table, optimizer=optimizer), or set its step count: "
-    "optimizer.iterations.assign(steps)."
-)
 
 
 @keras.saving.register_keras_serializable(package="tf_dynemb")
@@ -41,45 +30,17 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
     """Makes a Keras optimizer train tables as well as dense variables.
 
     It replaces the optimizer everywhere: `model.compile(optimizer=...)`, `apply_gradients`,
-    `minimize`. The learning rate, schedules and callbacks reach the wrapped optimizer. Only the
-    rows of a table that have a gradient are stepped: moments of an untouched row do not decay, and
-    `weight_decay` shrinks touched rows only. With `catch_up`, a row makes up for the steps that it
-    has missed when it is next read, stepped or saved, so that it is the row of a dense variable.
+    `minimize`. The learning rate, schedules and callbacks reach the wrapped optimizer. Details of
+    the following are in docs/guide.md, "The optimizer".
 
-    SGD, Adagrad, Adam, AdamW, Adamax, RMSprop, Adadelta, Ftrl, Lion and `RowwiseAdagrad` run inside
-    the tables, with one operator for all tables. Any other Keras optimizer, including a user's
-    subclass, runs its own code on the touched rows. This is slower, and gives the same result for
-    every optimizer that computes row by row; see `tf_dynemb.optimizers.generic`.
-
-    `clipnorm`, `clipvalue`, `global_clipnorm` and `loss_scale_factor` of the wrapped optimizer
-    apply to tables and dense variables together; a table's gradient counts with the sum for each
-    key. With `gradient_accumulation_steps`, the gradients of tables are summed until the last of
-    these steps too; they are not saved before it. With `use_ema`, each row that was stepped has an
-    average, as in Keras; averages are not saved.
-
-    If an optimizer keeps state in the rows of a table, one wrapper at a time trains the table:
-
-    - The newest wrapper that attaches to a table takes it over, with fresh state, as a recompiled
-      model has in Keras. A wrapper's first step with a table attaches to it.
-    - If the previous wrapper then steps the table, even in a `tf.function` that was traced before,
-      it raises a `tf.errors.FailedPreconditionError` that names both wrappers. The table is
-      unchanged. The previous wrapper's `attach` takes the table back.
-    - State that `load` or a checkpoint restored is continued by the first wrapper that would keep
-      the same state.
-    - SGD without momentum, and other optimizers without state, may step any table.
-
-    On several ranks (Horovod) `apply_gradients` is collective, and takes the gradients of this
-    rank's batch. It reduces the gradients of dense variables over the ranks; the gradients of
-    tables are already sums over the ranks. With "mean" for both, and a loss that is a mean over the
-    rank's samples, ranks with batches of equal size train as one rank would on all batches
-    together.
-
-    Several optimizers in one model (Wide & Deep): wrap a `keras.optimizers.MultiOptimizer`, whose
-    map chooses an optimizer by the path of a variable: "layer/embeddings" for the table of a layer,
-    and the name of a table that belongs to no layer.
-
-    float16: wrap a `keras.optimizers.LossScaleOptimizer` (not the other way round). Under the
-    policy "mixed_float16" the wrapper does this automatically, as `model.compile` does.
+    - Only the rows of a table that have a gradient are stepped, unless `catch_up` is on.
+    - SGD, Adagrad, Adam, AdamW, Adamax, RMSprop, Adadelta, Ftrl, Lion and `RowwiseAdagrad` run
+      inside the tables. Any other Keras optimizer runs its own code on these rows, more slowly.
+    - Clipping, loss scaling, gradient accumulation and `use_ema` are for tables, too.
+    - If an optimizer keeps state in rows, only the last wrapper that attached may step a table.
+    - On several ranks `apply_gradients` is collective, and reduces the gradients of the ranks.
+    - A `keras.optimizers.MultiOptimizer` gives each table its own optimizer (Wide & Deep).
+    - For float16, wrap a `keras.optimizers.LossScaleOptimizer` (not the other way round).
 
     Example:
     >>> table = DynamicVariable(dimension=2, initializer="1")
@@ -111,107 +72,55 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
         gradient_reduction: str = "mean",
         catch_up: bool = False,
     ) -> None:
-        optimizers = keras.optimizers
         if gradient_reduction not in ("mean", "sum"):
             raise ValueError(
                 f"gradient_reduction must be 'mean' or 'sum', got {gradient_reduction!r}."
             )
         if isinstance(keras_optimizer, str):
-            keras_optimizer = optimizers.get(keras_optimizer)
-        core = keras_optimizer
-        if type(core) is optimizers.LossScaleOptimizer:
-            core = core.inner_optimizer
-        if not isinstance(core, optimizers.Optimizer):
-            legacy = type(core).__module__.startswith("tf_keras")
-            hint = " tf_keras is Keras 2; use keras.optimizers, of Keras 3." if legacy else ""
-            raise TypeError(
-                f"keras_optimizer must be a Keras optimizer, got {keras_optimizer!r:.100}.{hint}"
-            )
-        if isinstance(core, optimizers.LossScaleOptimizer):
-            raise TypeError(
-                f"keras_optimizer cannot be a {type(core).__name__}: wrap the optimizer inside it."
-            )
+            keras_optimizer = keras.optimizers.get(keras_optimizer)
+        core = _checked_core(keras_optimizer)
         # Keras has it from 3.14 on.
-        is_multi = isinstance(core, getattr(optimizers, "MultiOptimizer", ()))
+        has_parts = isinstance(core, getattr(keras.optimizers, "MultiOptimizer", ()))
         mixed = keras.config.dtype_policy().name == "mixed_float16"
-        if is_multi and (mixed or core is not keras_optimizer):
+        if has_parts and (mixed or core is not keras_optimizer):
             raise TypeError("A MultiOptimizer cannot be combined with loss scaling (float16).")
         # A LossScaleOptimizer, so that Keras adds none; the rest of its constructor does not fit.
-        super(optimizers.LossScaleOptimizer, self).__init__(learning_rate=0.0, name=name)
-        if core is keras_optimizer and mixed:
-            keras_optimizer = optimizers.LossScaleOptimizer(core)
+        keras.optimizers.Optimizer.__init__(self, learning_rate=0.0, name=name)
+        if mixed and core is keras_optimizer:
+            keras_optimizer = keras.optimizers.LossScaleOptimizer(core)
         self.inner_optimizer = keras_optimizer
         self.gradient_reduction = gradient_reduction
-        # Identifies this wrapper within the process, for the operators and in their messages.
-        self._owner = (
-            f"OptimizerWrapper {self.name!r} of {type(core).__name__} (number {next(_numbers)})"
-        )
         self.catch_up = bool(catch_up)
-        self._form = native.native_form(core, self.catch_up)
-        generic = self._form is None and not is_multi
-        self._tables = TrainedTables(fresh_copy(core) if generic else None)
-        if is_multi:
-            self._tables.parts = Parts(
-                core,
-                lambda one: type(self)(
-                    one, gradient_reduction=gradient_reduction, catch_up=self.catch_up
-                ),
-            )
+        self._stepper: OneOptimizer | Parts = Parts(self) if has_parts else OneOptimizer(self)
 
     def __repr__(self) -> str:
-        core = self.core
-        text = type(core).__name__
-        if self._tables.parts is None and tf.executing_eagerly():
-            rate, steps = float(core.learning_rate), int(core.iterations)
-            text += f" learning_rate={rate:.6g} iterations={steps}"
-        return f"<OptimizerWrapper of {text}{' catch_up' if self.catch_up else ''}>"
+        catch_up = " catch_up" if self.catch_up else ""
+        return f"<OptimizerWrapper of {self._stepper.describe()}{catch_up}>"
 
     @property
     def core(self) -> Any:
         """The Keras optimizer that steps, without a LossScaleOptimizer around it."""
         inner = self.inner_optimizer
-        return inner if self._scaler is None else inner.inner_optimizer
-
-    @property
-    def _scaler(self) -> Any:
-        inner = self.inner_optimizer
-        return inner if isinstance(inner, keras.optimizers.LossScaleOptimizer) else None
+        is_scaler = isinstance(inner, keras.optimizers.LossScaleOptimizer)
+        return inner.inner_optimizer if is_scaler else inner
 
     @property
     def variables(self) -> list[Any]:
         """The wrapped optimizer's variables; the state of tables is in the tables."""
-        shared = [v for rows in self._tables.generic.values() for v in rows.shared_variables]
-        if self._tables.parts is not None:
-            shared = self._tables.parts.shared_variables()
-        return list(self.inner_optimizer.variables) + shared
+        return [*self.inner_optimizer.variables, *self._stepper.shared_variables()]
 
     def shared_variables(self, table: DynamicVariable) -> list[Any]:
         """For a table that Keras's own code steps: the variables that belong to no row."""
-        if self._tables.parts is not None:
-            return list(self._tables.parts.of(table).shared_variables(table))
-        rows = self._tables.generic.get(id(table))
-        return [] if rows is None else rows.shared_variables
+        return self._stepper.shared_variables_of(table)
 
     def build(self, var_list: Any) -> None:
         """Creates state for dense variables, and adds space for state to the rows of tables."""
-        if self._tables.parts is not None:
-            self._tables.parts.build(list(var_list))
-            note_optimizer(pairs.split(list(var_list))[0], self)
-            self._tables.trained_variables = list(var_list)
-            self.built = True
-            return
-        _, variables = pairs.distinct([None] * len(var_list), var_list)
-        tables, dense = pairs.split(variables)
-        with tf.init_scope():
-            self._build_dense(dense)
-            for table in tables:
-                self._attach(table)
-        self._tables.trained_variables = list(var_list)
+        self._stepper.build(list(var_list))
         self.built = True
 
     def __dir__(self) -> list[str]:
         # Keras saves and loads each optimizer that it finds here, and these as part of this one.
-        return sorted(set(super().__dir__()) - {"core", "inner_optimizer", "_scaler"})
+        return sorted(set(super().__dir__()) - {"core", "inner_optimizer"})
 
     def save_own_variables(self, store: Any) -> None:
         """Writes the variables, and which state the rows of tables have, for Keras's files."""
@@ -227,17 +136,17 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
         this optimizer's tables do not have the state that the file has, for example because the
         optimizer is not built, a warning says so, and both start afresh.
         """
-        own = {key: store[key] for key in store.keys() if key != _STATES}  # noqa: SIM118
+        values = {key: store[key] for key in store.keys() if key != _STATES}  # noqa: SIM118
         if _STATES in store.keys():  # noqa: SIM118
             saved = json.loads(np.asarray(store[_STATES]).tobytes())
             if saved != (self._states() or []):
                 warnings.warn(_other_states(self, saved), stacklevel=2)
                 return
-        super().load_own_variables(own)
+        super().load_own_variables(values)
 
     def _states(self) -> list[Any] | None:
         """The states in the rows, or None if the optimizer has no tables."""
-        trained = self._tables.trained_variables
+        trained = self._stepper.variables
         tables, _ = pairs.split(pairs.distinct([None] * len(trained), trained)[1])
         if not tables:
             return None
@@ -250,75 +159,15 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
         Raises:
             ValueError: the optimizer cannot step tables.
         """
-        if self._tables.parts is not None:
-            spec: StateSpec = self._tables.parts.of(table).state_spec(table)
-            return spec
-        self._check(table)
-        if self._form is not None:
-            return native.state_spec(table, self._form)
-        if id(table) in self._tables.generic:
-            return self._tables.generic[id(table)].state_spec
-        return RowsOptimizer(self._tables.template, table).state_spec
+        return self._stepper.state_spec(table)
 
     def attach(self, tables: Sequence[DynamicVariable]) -> None:
         """Adds space for state to the rows of tables, as the first step with them would.
 
         If another wrapper has taken a table over, this wrapper takes it back, with fresh state.
         """
-        if self._tables.parts is not None:
-            for table in tables:
-                self._tables.parts.of(table).attach([table])
-            note_optimizer(tables, self)
-            return
-        with tf.init_scope():
-            for table in tables:
-                self._attach(table)
-                # Again, because another wrapper may own the state, or it may have been restored.
-                table.attach_state(*self.state_spec(table), self._owner)
+        self._stepper.attach(tables)
         note_optimizer(tables, self)
-
-    def _build_dense(self, dense: list[Any]) -> None:
-        # Without dense variables, the first call that has one builds the optimizer.
-        inner = self.inner_optimizer
-        if not inner.built and (dense or self._scaler is not None):
-            with keras.name_scope(inner.name, caller=inner):
-                inner.build(dense)
-            inner.built = True
-        if self._tables.averages.has_tables:
-            self._tables.averages.stand_in(self.core, self._scaler)
-
-    def _check(self, table: DynamicVariable) -> None:
-        if self.core.gradient_accumulation_steps and self.core.global_clipnorm:
-            raise ValueError(
-                "global_clipnorm cannot be combined with gradient_accumulation_steps for the table "
-                f"{table.name}: Keras clips the dense gradients alone. Use clipnorm."
-            )
-        if self.catch_up:
-            native.check_catch_up(self.core, table)
-
-    def _attach(self, table: DynamicVariable) -> None:
-        if self._tables.has(table):
-            return
-        self._check(table)
-        if self._form is not None:
-            kept = native.attach(table, self._form, self._owner)
-            kept = kept and native.counts_steps(self._form)
-        else:
-            rows = RowsOptimizer(self._tables.template, table)
-            kept = rows.attach(self._owner)
-            # For tf.train.Checkpoint, which may already have been asked to restore their values.
-            for i, variable in enumerate(rows.shared_variables):
-                self._track_trackable(variable, f"table_{len(self._tables.generic)}_{i}")
-            self._tables.generic[id(table)] = rows
-        if kept:
-            self._tables.continued.append(table)
-        if self.core.gradient_accumulation_steps:
-            self._tables.accumulators[id(table)] = Accumulator(table)
-        if self.core.use_ema:
-            self._tables.averages.add(table)
-            self._tables.averages.stand_in(self.core, self._scaler)
-        self._tables.add(table)
-        note_optimizer([table], self)
 
     @_ops.not_converted
     def apply_gradients(self, grads_and_vars: Any) -> Any:
@@ -349,137 +198,19 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
         if trainable_variables is None:
             if not self.built:
                 raise ValueError("apply() needs trainable_variables: the optimizer is not built.")
-            trainable_variables = self._tables.trained_variables
+            trainable_variables = self._stepper.variables
         variables = list(trainable_variables)
         if len(grads) != len(variables):
             raise ValueError(f"There are {len(grads)} gradients for {len(variables)} variables.")
-        if self._tables.parts is not None:
-            if not self.built:
-                self.build(variables)
-            self._tables.parts.apply(grads, variables)
-            return
-        grads, variables = pairs.distinct(grads, variables)
-        tables, dense = pairs.split(variables)
-        if tables:
+        if pairs.split(variables)[0]:
             check_one_replica("OptimizerWrapper")
         if not self.built:
             self.build(variables)
-        with tf.init_scope():
-            self._build_dense(dense)
-            for table in tables:
-                self._attach(table)
-            # Not when it attaches: a load attaches the optimizer before it sets the step count.
-            while self._tables.continued:
-                table = self._tables.continued.pop()
-                if int(self.core._iterations) == 0:
-                    _warn.warn(_STATE_WITHOUT_STEPS.format(table=table.name, optimizer=self.name))
-
-        grads, variables = pairs.drop_missing(grads, variables)
-        table_grads, dense_grads, dense = pairs.by_kind(grads, variables)
-        dense_grads = [
-            gradients.of_unique_rows(grad, variable)
-            for grad, variable in zip(dense_grads, dense, strict=True)
-        ]
-        table_grads, dense_grads = gradients.reduce_over_ranks(
-            self.gradient_reduction, table_grads, dense_grads, dense
-        )
-        scaler = self._scaler
-        if scaler is None:
-            self._step(table_grads, dense_grads, dense, self.core.loss_scale_factor)
-            return
-
-        def step() -> None:
-            scale = scaler.dynamic_scale
-            unscaled = [gradients.divide(grad, scale) for grad in dense_grads]
-            self._step(table_grads, unscaled, dense, scale)
-            keras.ops.cond(
-                keras.ops.equal(scaler.step_counter, scaler.dynamic_growth_steps - 1),
-                lambda: _double(scaler),
-                lambda: _count(scaler),
-            )
-
-        keras.ops.cond(
-            gradients.all_finite(table_grads, dense_grads),
-            step,
-            scaler._stateful_handle_non_finite_grads,
-        )
-
-    def _step(
-        self,
-        table_grads: list[TableGradient],
-        dense_grads: list[Any],
-        dense: list[Any],
-        table_scale: Any,
-    ) -> None:
-        """Steps tables and dense variables once; divides the gradients of tables by the scale."""
-        core = self.core
-        if table_scale is not None:
-            table_grads = [
-                grad.with_sums(grad.sums / tf.cast(table_scale, tf.float32)) for grad in table_grads
-            ]
-        if core.gradient_accumulation_steps:
-            self._accumulate(table_grads)  # Keras accumulates and clips the dense gradients itself
-        else:
-            table_grads, dense_grads = self._clip(table_grads, dense_grads, dense)
-            self._step_tables(table_grads)
-        self._tables.averages.overwrite_if_due(core)
-        if dense:
-            core.apply(dense_grads, dense)
-        else:
-            core._iterations.assign_add(1)
-
-    def _accumulate(self, grads: Sequence[TableGradient]) -> None:
-        """Adds up gradients, and steps with their mean in every gradient_accumulation_steps-th."""
-        core, accumulators = self.core, self._tables.accumulators
-        for grad in grads:
-            accumulators[id(grad.table)].add(grad)
-
-        def update() -> None:
-            used = [each for each in accumulators.values() if each.is_used]
-            means = [each.take(core.gradient_accumulation_steps) for each in used]
-            self._step_tables(gradients.clip(core, means, [], [])[0])
-
-        is_last = (core._iterations + 1) % core.gradient_accumulation_steps == 0
-        keras.ops.cond(is_last, update, lambda: None)
-
-    def _clip(
-        self, table_grads: list[TableGradient], dense_grads: list[Any], dense: list[Any]
-    ) -> Any:
-        factor = self.core.loss_scale_factor
-        if factor is None or not self.core.global_clipnorm:
-            return gradients.clip(self.core, table_grads, dense_grads, dense)
-        # Keras itself divides the dense gradients by the factor later.
-        dense_grads = [gradients.divide(grad, factor) for grad in dense_grads]
-        table_grads, dense_grads = gradients.clip(self.core, table_grads, dense_grads, dense)
-        return table_grads, [gradients.multiply(grad, factor) for grad in dense_grads]
-
-    def _step_tables(self, grads: Sequence[TableGradient]) -> None:
-        core = self.core
-        step = core.iterations + 1
-        grads = [gradients.with_rows(grad) for grad in grads]
-        before = self._tables.averages.read(grads)
-        form = native.native_form(core, self.catch_up)
-        if form is None:
-            for grad in grads:
-                self._tables.generic[id(grad.table)].update(
-                    core, grad, self.decays(grad.table), self._owner
-                )
-        else:
-            for decays in (True, False):
-                group = [grad for grad in grads if self.decays(grad.table) == decays]
-                decay = core.weight_decay if decays else None
-                native.update(form, group, core.learning_rate, decay, step, self._owner)
-        for grad in grads:
-            if grad.table.constraint is not None:
-                gradients.constrain(grad, step)
-        self._tables.averages.update(before, core)
+        self._stepper.apply(grads, variables)
 
     def decays(self, table: DynamicVariable) -> bool:
         """Whether weight decay applies to a table, as in Keras's `_use_weight_decay`."""
-        pattern = getattr(self.core, "_exclude_from_weight_decay_pattern", None)
-        if pattern is not None and pattern.search(table.name):
-            return False
-        return id(table) not in self._tables.without_weight_decay
+        return self._stepper.decays(table)
 
     def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
         """Same as in Keras; `var_list` may contain tables. Must be called before the first step."""
@@ -487,12 +218,7 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
             raise ValueError(
                 "exclude_from_weight_decay() must be called before the optimizer is built."
             )
-        if self._tables.parts is not None:
-            self._tables.parts.exclude_from_weight_decay(list(var_list or []), var_names)
-            return
-        tables, dense = pairs.split(list(var_list or []))
-        self.core.exclude_from_weight_decay(dense, var_names)
-        self._tables.without_weight_decay = {id(table): table for table in tables}
+        self._stepper.exclude_from_weight_decay(list(var_list or []), var_names)
 
     def scale_loss(self, loss: Any) -> Any:
         """Returns the loss, multiplied by the loss scale of the wrapped optimizer if it has one."""
@@ -525,13 +251,7 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
 
     def finalize_variable_values(self, var_list: Any) -> None:
         """With `use_ema`, replaces values by their averages; Keras calls it when `fit` ends."""
-        if self._tables.parts is not None:
-            self._tables.parts.finalize_variable_values(list(var_list))
-            return
-        self._tables.averages.overwrite(self.core, self.core._iterations)
-        if dense := pairs.split(list(var_list))[1]:
-            stand_ins = self.core._trainable_variables[len(dense) :]
-            self.inner_optimizer.finalize_variable_values([*dense, *stand_ins])
+        self._stepper.finalize_variable_values(list(var_list))
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments of the constructor, with the optimizer serialized."""
@@ -561,6 +281,25 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
         )
 
 
+def _checked_core(keras_optimizer: Any) -> Any:
+    """The optimizer without a LossScaleOptimizer around it; raises TypeError if it is not one."""
+    optimizers = keras.optimizers
+    core = keras_optimizer
+    if type(core) is optimizers.LossScaleOptimizer:
+        core = core.inner_optimizer
+    if not isinstance(core, optimizers.Optimizer):
+        legacy = type(core).__module__.startswith("tf_keras")
+        hint = " tf_keras is Keras 2; use keras.optimizers, of Keras 3." if legacy else ""
+        raise TypeError(
+            f"keras_optimizer must be a Keras optimizer, got {keras_optimizer!r:.100}.{hint}"
+        )
+    if isinstance(core, optimizers.LossScaleOptimizer):
+        raise TypeError(
+            f"keras_optimizer cannot be a {type(core).__name__}: wrap the optimizer inside it."
+        )
+    return core
+
+
 def _other_states(optimizer: OptimizerWrapper, saved: list[Any]) -> str:
     if not optimizer.built:
         hint = (
@@ -574,12 +313,3 @@ def _other_states(optimizer: OptimizerWrapper, saved: list[Any]) -> str:
         f"not loaded, nor is the state of rows: that in the file is {saved}, and {hint} The "
         "optimizer and the rows start with fresh state."
     )
-
-
-def _double(scaler: Any) -> None:
-    scaler.step_counter.assign(0)
-    scaler.dynamic_scale.assign(scaler.dynamic_scale * 2.0)
-
-
-def _count(scaler: Any) -> None:
-    scaler.step_counter.assign_add(1)

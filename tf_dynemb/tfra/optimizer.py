@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from tf_dynemb import _ops
+from tf_dynemb.optimizers.parts import Parts
 from tf_dynemb.optimizers.wrapper import OptimizerWrapper
 from tf_dynemb.tfra.restrict import RestrictPolicy
 from tf_dynemb.variables.unwrap import unwrap
@@ -41,11 +42,11 @@ class DynamicEmbeddingOptimizer(OptimizerWrapper):
         if trainable_variables is not None:
             trainable_variables = list(trainable_variables)
         super().apply(grads, trainable_variables)
-        if self._tables.parts is not None:
+        if isinstance(self._stepper, Parts):
             # The wrapper of each of the MultiOptimizer's optimizers has told them.
             return
         stepped: dict[RestrictPolicy, list[tf.Tensor]] = {}
-        variables = trainable_variables or self._tables.trained_variables
+        variables = trainable_variables or self._stepper.variables
         for grad, variable in zip(grads, variables, strict=True):
             policy = getattr(unwrap(variable), "restrict_policy", None)
             if policy is not None and grad is not None:
