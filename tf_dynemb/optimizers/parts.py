@@ -18,7 +18,7 @@ from tf_dynemb.variables.unwrap import unwrap
 class Parts:
     """Steps each variable with the optimizer that a MultiOptimizer chooses for it.
 
-    Each of these optimizers has a wrapper of its own. `OneOptimizer` has the same methods, for an
+    Each of these optimizers has a wrapper. `OneOptimizer` has the same methods, for an
     optimizer that is not a MultiOptimizer.
 
     Args:
