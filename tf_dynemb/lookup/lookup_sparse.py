@@ -285,7 +285,9 @@ def _lookup_prefetched(
         )
     if sp_weights is not None:
         raise ValueError("sp_weights must be passed to prefetch_lookup, which looked up the ids.")
-    if not prefetch.reads_ahead(tables):
+    # What was read ahead of keys without a row is what an insertion would give them.
+    has_default = not insert and any(_has_default(table) for table in tables)
+    if has_default or not prefetch.reads_ahead(tables):
         return lookup_bags(tables, features, combiners, insert)
     spread, table_of, places = exchange.spread_tables(tables)
     if len(spread) != len(ahead.vectors):

@@ -129,8 +129,12 @@ def test_a_full_table_evicts_no_row_of_the_running_batch(comm):
     assert [of_table.get("dropped_gradients", 0) for of_table in stats] == [0] * 4
 
 
-def test_prefetch_creates_no_rows(comm):
-    table = de.DynamicVariable(dimension=2, initializer="normal", name="inference", seed=1)
+@pytest.mark.parametrize("default_vector", [None, 7.0])
+def test_prefetch_creates_no_rows(comm, default_vector):
+    table = de.DynamicVariable(
+        dimension=2, initializer="normal", name=f"inference_{default_vector}", seed=1
+    )
+    table.default_vector = default_vector
     table.upsert([1, 2], tf.ones([2, 2]))
     batches = [np.array([[1, 100 + comm.rank]]), np.array([[2, 200]])]
     for batch, lookup in de.prefetch_lookup(batches, table, ids=lambda batch: batch):
