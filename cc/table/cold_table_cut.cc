@@ -35,6 +35,7 @@ Status ColdTable::BeginCut(Exec& exec, Tick watermark, Tick since, CutOf of, Sav
     DYNEMB_RETURN_IF_ERROR(CheckDeletions(deletions(), since));
     DYNEMB_RETURN_IF_ERROR(ListGone(exec, deletions().Since(since), &cut->deleted));
   }
+  if (of != CutOf::kRows || since == 0) catch_up_.NoteCut(watermark);
   DYNEMB_RETURN_IF_ERROR(CopyAdmission(exec, &cut->admission, &cut->first_admission_line));
   struct ColdCut {
     ColdRows* rows = nullptr;
@@ -49,7 +50,6 @@ Status ColdTable::BeginCut(Exec& exec, Tick watermark, Tick since, CutOf of, Sav
   DYNEMB_RETURN_IF_ERROR(StartCut(exec, std::move(cut)));
   begun.rows = nullptr;
   if (cold_ != nullptr) changes_.cut()->most_rows += cold_->CutRows();
-  if (of != CutOf::kRows || since == 0) catch_up_.NoteCut(watermark);
   return Status();
 }
 

@@ -97,7 +97,9 @@ TEST_F(SnapshotTest, CutThatLostRowsIsNeverComplete) {
 
 // A snapshot that fails to begin leaves no cut, and does not end the cut of another snapshot.
 TEST_F(SnapshotTest, FailedBeginLeavesNoCut) {
-  Subject a = Make(), b = Make(), c = Make();
+  // Table b notes its cuts (catch_up.h), which takes memory.
+  Subject a = Make(), b = MakeSubject(kPlain, &exec_), c = Make();
+  ASSERT_TRUE(b->AttachState(exec_, {"adagrad catch_up", {kDim, 1}, {0.1f, 0.0f}}).ok());
   for (Subject* t : {&a, &b, &c}) Fill(t, Progression(0, 100), 1);
   std::unique_ptr<Snapshot> snapshot, other;
   int64_t failures = 0;
