@@ -204,6 +204,24 @@ def test_lengths_that_differ_are_free_and_ids_have_the_wider_dtype(tmp_path):
     assert_same(loaded.serve(tf.constant(np.hstack([IDS, IDS[::-1]]))), answer)
 
 
+@pytest.mark.parametrize("as_array", [np.asarray, tf.constant])
+@pytest.mark.parametrize(
+    ("second", "dtype", "length"),
+    [
+        (np.int32(IDS % 100), tf.int32, 2),
+        (IDS, tf.int64, 2),
+        (np.int32([[1], [2]]), tf.int32, None),
+    ],
+)
+def test_two_calls(tmp_path, as_array, second, dtype, length):
+    """A call is noted if it differs from the last one in its shape alone, or its dtype alone."""
+    model = Subclassed()
+    for ids in (np.int32(IDS % 100), second):
+        model(as_array(ids))
+    (spec,) = specs_of(export("keras", model, tmp_path / "model")).values()
+    assert (spec.dtype, spec.shape.as_list()) == (dtype, [None, length])
+
+
 def test_ids_that_were_only_ever_floats(tmp_path):
     model = Subclassed()
     small = np.array([[1.0, 2.0], [3.0, 2.0**24 - 1]])

@@ -32,15 +32,15 @@ class Inputs(NamedTuple):
         arguments: for each parameter of `call` that was passed, its structure; tensors are
             `tf.TypeSpec`s.
         exact: whether the ids of a lookup were integers or strings, not floats.
+        form: `_form` of the last call that was noted. Every table of a model notes each call.
     """
 
     arguments: Mapping[str, Any]
     exact: bool
+    form: tuple[Any, ...] | None
 
 
 _known: weakref.WeakKeyDictionary[keras.Model, Inputs] = weakref.WeakKeyDictionary()
-# The last note: `_form` of the call. Every table of a model notes each of its calls.
-_last: weakref.WeakKeyDictionary[keras.Model, tuple[Any, ...]] = weakref.WeakKeyDictionary()
 
 
 def note(exact: bool = True) -> None:
@@ -52,9 +52,9 @@ def note(exact: bool = True) -> None:
     """
     for model, args, kwargs in _models_being_called():
         form = _form(exact, args, kwargs)
-        if form is not None and _last.get(model) == form:
-            continue
         known = _known.get(model)
+        if known is not None and form is not None and known.form == form:
+            continue
         if known is not None and known.exact and not exact:
             continue
         try:
@@ -70,11 +70,7 @@ def note(exact: bool = True) -> None:
             arguments = _merged(known.arguments, arguments)
         if known is None:
             _replace_export(model)
-        _known[model] = Inputs(arguments, exact)
-        if form is not None:
-            _last[model] = form
-        else:
-            _last.pop(model, None)
+        _known[model] = Inputs(arguments, exact, form)
 
 
 def signature(model: keras.Model) -> tuple[list[str], list[Any]]:
