@@ -290,15 +290,21 @@ def test_a_mask_of_the_user(mask_zero, passed_on):
     np.testing.assert_array_equal(de.from_keras(model).predict(ids, verbose=0), expected)
 
 
+def converted_with_warnings(model):
+    """Returns `de.from_keras(model)`, and the texts of its warnings."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        converted = de.from_keras(model)
+    return converted, [str(each.message) for each in caught]
+
+
 def test_accumulated_gradients():
     for part in (32, 24):  # 4 or 3 batches
         model = sequential()
         model.compile(keras.optimizers.SGD(0.1, gradient_accumulation_steps=2), "mse")
         model.fit(IDS[:part], LABELS[:part], batch_size=8, shuffle=False, verbose=0)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            converted = de.from_keras(model)
-        assert ["were accumulated" in str(each.message) for each in caught] == [True] * (part == 24)
+        converted, said = converted_with_warnings(model)
+        assert ["were accumulated" in text for text in said] == [True] * (part == 24)
         if part == 32:
             np.testing.assert_allclose(fit(converted, 1), fit(model, 1), rtol=1e-5)
 
@@ -481,10 +487,8 @@ def test_embeddings_that_stay():
     ]
     inputs = keras.Input([3, 1], dtype="int64")
     model = keras.Model(inputs, [layer(inputs) for layer in layers])
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        converted = de.from_keras(model)
-    texts = " ".join(str(each.message) for each in caught)
+    converted, said = converted_with_warnings(model)
+    texts = " ".join(said)
     assert "'lora' has LoRA and stays" in texts
     assert "'wrapped', a TimeDistributed, stay" in texts
     for got, expected in zip(converted(IDS[..., None]), model(IDS[..., None]), strict=True):
@@ -495,10 +499,8 @@ def test_moments_that_start_anew():
     model = sequential()
     model.compile(keras.optimizers.Nadam(0.01), "mse")
     fit(model, 0)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        converted = de.from_keras(model)
-    texts = " ".join(str(each.message) for each in caught)
+    converted, said = converted_with_warnings(model)
+    texts = " ".join(said)
     assert "Nadam moves all rows in each step in Keras" in texts
     assert "states of Nadam for the rows of ids are reset" in texts
     dense, own = model.optimizer._momentums[1:], converted.optimizer.core._momentums

@@ -61,11 +61,17 @@ OPTIMIZERS = {
 }
 
 
+def trained_and_saved(optimizer, steps, folder):
+    """Returns a trained model, whose weights are in `x.weights.h5`."""
+    model = make(optimizer)
+    train(model, steps)
+    model.save_weights(folder / "x.weights.h5")
+    return model
+
+
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_an_optimizer_that_is_not_built_starts_afresh_with_its_rows(tmp_path, name):
-    trained = make(OPTIMIZERS[name]())
-    train(trained, 50)
-    trained.save_weights(tmp_path / "x.weights.h5")
+    trained = trained_and_saved(OPTIMIZERS[name](), 50, tmp_path)
     model = make(OPTIMIZERS[name]())
     with pytest.warns(UserWarning, match="is not built. Call optimizer.build"):
         model.load_weights(tmp_path / "x.weights.h5")
@@ -78,9 +84,7 @@ def test_an_optimizer_that_is_not_built_starts_afresh_with_its_rows(tmp_path, na
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_built_optimizer_continues(tmp_path, name):
-    trained = make(OPTIMIZERS[name]())
-    train(trained, 50)
-    trained.save_weights(tmp_path / "x.weights.h5")
+    trained = trained_and_saved(OPTIMIZERS[name](), 50, tmp_path)
     model = make(OPTIMIZERS[name]())
     model.optimizer.build(model.trainable_variables)
     with warnings.catch_warnings():
@@ -94,9 +98,7 @@ def test_a_built_optimizer_continues(tmp_path, name):
 
 @pytest.mark.parametrize("former", [lambda: K.SGD(0.01), lambda: K.SGD(0.01, momentum=0.9)])
 def test_the_step_count_of_another_optimizer_is_not_taken_over(tmp_path, former):
-    trained = make(former())
-    train(trained, 50)
-    trained.save_weights(tmp_path / "x.weights.h5")
+    trained = trained_and_saved(former(), 50, tmp_path)
     model = make(K.Adam(0.01))
     model.optimizer.build(model.trainable_variables)
     with pytest.warns(UserWarning, match=r"this optimizer keeps \[\['adam', "):
@@ -109,9 +111,7 @@ def test_the_step_count_of_another_optimizer_is_not_taken_over(tmp_path, former)
 
 
 def test_an_optimizer_without_state_needs_no_build(tmp_path):
-    trained = make(K.SGD(0.01))
-    train(trained, 5)
-    trained.save_weights(tmp_path / "x.weights.h5")
+    trained_and_saved(K.SGD(0.01), 5, tmp_path)
     model = make(K.SGD(0.01))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -120,19 +120,15 @@ def test_an_optimizer_without_state_needs_no_build(tmp_path):
 
 
 def test_variables_are_saved_once(tmp_path):
-    model = make(K.LossScaleOptimizer(K.Adam(0.01)))
-    train(model, 2)
-    model.save_weights(tmp_path / "x.weights.h5")
+    model = trained_and_saved(K.LossScaleOptimizer(K.Adam(0.01)), 2, tmp_path)
     with h5py.File(tmp_path / "x.weights.h5") as file:
         assert list(file["optimizer"]) == ["vars"]
         assert len(file["optimizer/vars"]) == len(model.optimizer.variables) + 1
 
 
 def test_files_of_before_have_the_variables_of_the_wrapped_optimizer_too(tmp_path):
-    model = make(K.Adam(0.01))
-    train(model, 5)
+    model = trained_and_saved(K.Adam(0.01), 5, tmp_path)
     path = tmp_path / "x.weights.h5"
-    model.save_weights(path)
     with h5py.File(path, "r+") as file:
         del file["optimizer/vars/states"]
         file.copy("optimizer/vars", "optimizer/core/vars")
