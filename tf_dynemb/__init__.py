@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from tf_dynemb.persistence.load import load
     from tf_dynemb.persistence.model_dump import incremental_model_dump
     from tf_dynemb.persistence.naming import named_tables
+    from tf_dynemb.persistence.watermark import Watermark
     from tf_dynemb.saved_models.export import export_saved_model
-    from tf_dynemb.snapshots.watermark import Watermark
     from tf_dynemb.sok.load import load_sok_dump
     from tf_dynemb.sok.names import SGD, all2all_dense_embedding, sparse_read_and_evict
     from tf_dynemb.tables.admission_options import Frequency, Probability
@@ -90,7 +90,7 @@ _HOMES = {
     "SGD": "sok.names",
     "TableOptions": "tables.options",
     "Variable": "variables.static",
-    "Watermark": "snapshots.watermark",
+    "Watermark": "persistence.watermark",
     "all2all_dense_embedding": "sok.names",
     "apply_delta": "persistence.apply_delta",
     "assign": "variables.transfer",

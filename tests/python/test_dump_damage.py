@@ -13,7 +13,7 @@ import tensorflow as tf
 from chain_reader import fold
 
 import tf_dynemb as de
-from tf_dynemb.snapshots import columns
+from tf_dynemb.persistence import columns
 from tf_dynemb.storage import Chain, DataLossError
 
 ERRORS = (DataLossError, ValueError, FileNotFoundError)

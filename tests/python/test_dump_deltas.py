@@ -16,7 +16,7 @@ from test_checkpoint import rows_of
 
 import tf_dynemb as de
 from tf_dynemb import storage
-from tf_dynemb.snapshots import columns
+from tf_dynemb.persistence import columns
 from tf_dynemb.tables.cut import Cut
 
 

@@ -17,7 +17,7 @@ from file_pairs import DIM, in_files
 from test_persistent_tables import fill, make
 
 import tf_dynemb as de
-from tf_dynemb.parallel import flushes
+from tf_dynemb.tables import flushes
 
 FORGOTTEN = np.arange(100, 200)
 

@@ -15,7 +15,7 @@ from storage_helpers import publish, publish_chain
 import tf_dynemb
 from tf_dynemb import _presence
 from tf_dynemb.cli import main
-from tf_dynemb.parallel import shared_path
+from tf_dynemb.persistence import shared_path
 from tf_dynemb.saved_models import checksums, export
 from tf_dynemb.storage import Chain, Publication
 from tf_dynemb.tfra import kv_files

@@ -17,8 +17,7 @@ from rank_threads import ranks_are_threads
 
 import tf_dynemb as de
 from tf_dynemb import cli, serving, storage
-from tf_dynemb.persistence import continuation
-from tf_dynemb.snapshots import columns, joint_publication
+from tf_dynemb.persistence import columns, continuation, joint_publication
 
 
 @pytest.fixture(autouse=True)

@@ -19,8 +19,8 @@ from rank_threads import RankGoneError, ranks_are_threads
 
 import tf_dynemb as de
 from tf_dynemb import storage
-from tf_dynemb.parallel import shared_path
-from tf_dynemb.snapshots.joint_publication import JointPublication
+from tf_dynemb.persistence import shared_path
+from tf_dynemb.persistence.joint_publication import JointPublication
 from tf_dynemb.storage import column_writer, publication
 from tf_dynemb.tables.lineage import Snapshots
 

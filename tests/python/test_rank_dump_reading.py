@@ -17,7 +17,7 @@ from rank_threads import ranks_are_threads, run
 
 import tf_dynemb as de
 from tf_dynemb import storage
-from tf_dynemb.snapshots import columns, joint_reading
+from tf_dynemb.persistence import columns, joint_reading
 from tf_dynemb.tables import batches
 
 

@@ -16,7 +16,7 @@ from test_sok_dump import KEY, STATE, WEIGHT, write
 import tf_dynemb as de
 from tf_dynemb import storage
 from tf_dynemb.parallel.agreement import OtherRankError
-from tf_dynemb.snapshots import columns, joint_reading
+from tf_dynemb.persistence import columns, joint_reading
 from tf_dynemb.tables import batches
 
 KEYS = np.arange(120)

@@ -1,5 +1,7 @@
 """Dumps and deltas of tables and their optimizer: writing, loading, applying and continuing them.
 
+All ranks write and read a snapshot together.
+
 May import: `_ops`, `_presence`, `_warn`, `chains`, `communicator`, `optimizers`, `parallel`,
-`snapshots`, `storage`, `tables`, `variables`.
+`storage`, `tables`, `variables`.
 """

@@ -13,13 +13,13 @@ from tf_dynemb import _ops, storage
 from tf_dynemb._presence import local_path
 from tf_dynemb.optimizers.wrapper import OptimizerWrapper
 from tf_dynemb.parallel.agreement import Ranks, check_alike
+from tf_dynemb.persistence import columns
 from tf_dynemb.persistence.continuation import continuations
 from tf_dynemb.persistence.entry_check import check_entry, has_state, last_optimizer, takes_state
+from tf_dynemb.persistence.joint_reading import open_chain, read_chain, verify
 from tf_dynemb.persistence.naming import described, dynamic_only, named_variables
 from tf_dynemb.persistence.optimizer_entry import check_optimizer, restore_optimizer
-from tf_dynemb.snapshots import columns
-from tf_dynemb.snapshots.joint_reading import open_chain, read_chain, verify
-from tf_dynemb.snapshots.watermark import Watermark
+from tf_dynemb.persistence.watermark import Watermark
 from tf_dynemb.storage.steps import decays
 from tf_dynemb.tables.batches import load_steps
 from tf_dynemb.tables.cut import Cut, last_tick

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from tf_dynemb import storage
 from tf_dynemb.optimizers.wrapper import OptimizerWrapper
-from tf_dynemb.snapshots.watermark import Watermark
+from tf_dynemb.persistence.watermark import Watermark
 from tf_dynemb.tables.lineage import Snapshots
 from tf_dynemb.tables.times import tick_before
 from tf_dynemb.variables.dynamic import DynamicVariable

@@ -11,8 +11,10 @@ from tf_dynemb._warn import warn
 from tf_dynemb.chains.merge import merge
 from tf_dynemb.optimizers.wrapper import OptimizerWrapper
 from tf_dynemb.parallel.agreement import Ranks
+from tf_dynemb.persistence import columns, static_rows
 from tf_dynemb.persistence.continuation import common_ids, delta_begin, is_of_others
 from tf_dynemb.persistence.entry_check import form_of
+from tf_dynemb.persistence.joint_publication import JointPublication
 from tf_dynemb.persistence.naming import (
     described,
     dynamic_only,
@@ -21,9 +23,7 @@ from tf_dynemb.persistence.naming import (
     with_automatic_names,
 )
 from tf_dynemb.persistence.optimizer_entry import check_optimizer, optimizer_entry
-from tf_dynemb.snapshots import columns, static_rows
-from tf_dynemb.snapshots.joint_publication import JointPublication
-from tf_dynemb.snapshots.watermark import Watermark
+from tf_dynemb.persistence.watermark import Watermark
 from tf_dynemb.tables.cut import Cut
 from tf_dynemb.variables.dynamic import DynamicVariable
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from tf_dynemb import storage
 from tf_dynemb._warn import warn
-from tf_dynemb.snapshots import columns
+from tf_dynemb.persistence import columns
 from tf_dynemb.tables.table import StateSpec
 from tf_dynemb.variables.dynamic import DynamicVariable
 from tf_dynemb.variables.static import Variable

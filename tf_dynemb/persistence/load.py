@@ -16,6 +16,7 @@ from tf_dynemb._warn import warn
 from tf_dynemb.optimizers.wrapper import OptimizerWrapper
 from tf_dynemb.parallel import ownership
 from tf_dynemb.parallel.agreement import Ranks, check_alike
+from tf_dynemb.persistence import columns, static_rows
 from tf_dynemb.persistence.entry_check import (
     check_entry,
     check_is_same,
@@ -24,6 +25,7 @@ from tf_dynemb.persistence.entry_check import (
     last_optimizer,
     takes_state,
 )
+from tf_dynemb.persistence.joint_reading import open_chain, read_chain, verify
 from tf_dynemb.persistence.naming import (
     described,
     named_variables,
@@ -31,9 +33,7 @@ from tf_dynemb.persistence.naming import (
     with_automatic_names,
 )
 from tf_dynemb.persistence.optimizer_entry import check_optimizer, restore_optimizer
-from tf_dynemb.snapshots import columns, static_rows
-from tf_dynemb.snapshots.joint_reading import open_chain, read_chain, verify
-from tf_dynemb.snapshots.watermark import Watermark
+from tf_dynemb.persistence.watermark import Watermark
 from tf_dynemb.storage.steps import without_steps
 from tf_dynemb.tables import batches, expiry
 from tf_dynemb.tables.lineage import new_history

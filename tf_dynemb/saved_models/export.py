@@ -23,8 +23,8 @@ from tf_dynemb._presence import exists, is_directory, local_path, remove_tree
 from tf_dynemb.parallel.agreement import Ranks, check_alike
 from tf_dynemb.persistence.dump import dump as dump_rows
 from tf_dynemb.persistence.naming import described
+from tf_dynemb.persistence.watermark import Watermark
 from tf_dynemb.saved_models import checksums, writing
-from tf_dynemb.snapshots.watermark import Watermark
 from tf_dynemb.variables import model_inputs, served
 from tf_dynemb.variables.dynamic import DynamicVariable
 from tf_dynemb.variables.static import Variable

@@ -1,4 +1,4 @@
-"""Hash tables in memory: options, initializers, `Table`, cuts, and all rows at one moment.
+"""Hash tables in memory: options, initializers, `Table`, cuts, flushes, all rows at one moment.
 
 May import: `_ops`, `_presence`, `_warn`, `communicator`, `ids`, `parallel`.
 """

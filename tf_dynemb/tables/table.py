@@ -19,10 +19,10 @@ from tf_dynemb.ids.keys import KEY_TYPES, as_keys
 from tf_dynemb.ids.types import TensorLike
 from tf_dynemb.parallel.agreement import Ranks
 from tf_dynemb.parallel.exchange import BY_HASH, Spread, exchange_stats
-from tf_dynemb.parallel.flushes import Flushes, make_durable_folder
 from tf_dynemb.parallel.ownership import capacity_share, check_mode, owner_of_mode
 from tf_dynemb.parallel.placement import Placement, place
 from tf_dynemb.tables import admission_options, initializers
+from tf_dynemb.tables.flushes import Flushes, make_durable_folder
 from tf_dynemb.tables.lineage import Snapshots, new_history
 from tf_dynemb.tables.options import TableOptions, check_dimension
 

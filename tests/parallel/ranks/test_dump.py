@@ -19,7 +19,7 @@ from rank_model import GRID, HOME, Rank, whole, whole_matrices
 import tf_dynemb as de
 from tf_dynemb import cli, serving, storage
 from tf_dynemb.parallel.agreement import OtherRankError
-from tf_dynemb.snapshots import columns
+from tf_dynemb.persistence import columns
 
 KEYS = np.arange(400)
 OTHER_SIZES = (1, 3, 8)

@@ -12,7 +12,8 @@ import tensorflow as tf
 
 import tf_dynemb as de
 from parallel.ranks.gathered import one_rank, whole_table
-from tf_dynemb.parallel import agreement, flushes
+from tf_dynemb.parallel import agreement
+from tf_dynemb.tables import flushes
 
 K = keras.optimizers
 DIM, HELD = 256, 150  # wide, so that rows are written to files

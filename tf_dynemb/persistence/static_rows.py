@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tf_dynemb import storage
 from tf_dynemb.parallel import ownership
-from tf_dynemb.snapshots.columns import build_index
+from tf_dynemb.persistence.columns import build_index
 from tf_dynemb.tables.cut import bits, from_bits
 
 

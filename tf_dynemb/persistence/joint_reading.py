@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from tf_dynemb import storage
 from tf_dynemb.parallel.agreement import Ranks
-from tf_dynemb.parallel.shared_path import wait_for
-from tf_dynemb.snapshots import columns
+from tf_dynemb.persistence import columns
+from tf_dynemb.persistence.shared_path import wait_for
 from tf_dynemb.storage import chain
 
 T = TypeVar("T")
