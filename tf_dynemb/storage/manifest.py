@@ -20,6 +20,7 @@ from tf_dynemb.storage.errors import DataLossError
 from tf_dynemb.storage.fields import Fields
 from tf_dynemb.storage.key_index import index_size
 from tf_dynemb.storage.steps import decays, is_record
+from tf_dynemb.storage.strategies import STRATEGIES
 
 FORMAT = "tf_dynemb.snapshot"
 VERSION = 2
@@ -37,9 +38,6 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "bfloat16": np.dtype(np.uint16),  # its bits; numpy has no bfloat16
 }
 STRING_HASHES = ("farmhash64",)
-EVICT_STRATEGIES = ("lru", "lfu", "epoch_lru", "epoch_lfu", "score", "none")
-# The strategies of tables whose column `accesses` has scores that are not times.
-SCORED_STRATEGIES = ("lfu", "epoch_lfu", "score")
 TTL_CLOCKS = ("steps", "wall", "data")
 INITIALIZERS = ("constant", "uniform", "normal", "truncated_normal")
 
@@ -149,7 +147,7 @@ class TableEntry:
     @property
     def accesses_are_times(self) -> bool:
         """Whether the column `accesses` has times of last access, not scores."""
-        return self.evict_strategy not in SCORED_STRATEGIES
+        return not STRATEGIES[self.evict_strategy or "lru"].has_scores
 
     @property
     def expiry_marks(self) -> tuple[int, ...]:
@@ -409,7 +407,7 @@ def _string_hash(members: Fields) -> str | None:
 def _evict_strategy(members: Fields) -> str | None:
     if members.members.get("evict_strategy") is None:
         return None
-    return members.choice("evict_strategy", EVICT_STRATEGIES)
+    return members.choice("evict_strategy", tuple(STRATEGIES))
 
 
 def _ttl_clock(members: Fields) -> str | None:

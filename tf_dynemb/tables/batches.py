@@ -12,8 +12,8 @@ import tensorflow as tf
 from tf_dynemb import _ops, communicator
 from tf_dynemb._warn import warn
 from tf_dynemb.parallel import ownership
+from tf_dynemb.storage.strategies import STRATEGIES
 from tf_dynemb.tables.admission_options import ENTRIES, Frequency
-from tf_dynemb.tables.options import has_scores
 from tf_dynemb.tables.table import Table, table_stats
 
 # The bytes of a batch.
@@ -81,7 +81,7 @@ def takes_scores(strategy: str | None, table: Table, what: str) -> bool:
         what: the source of the rows, for the warning.
     """
     there, here = strategy or "lru", table.options.strategy
-    if there == here or not (has_scores(there) or has_scores(here)):
+    if there == here or not (STRATEGIES[there].has_scores or table.options.has_scores):
         return True
     warn(
         f"{what} was written with evict_strategy={there!r}, but {table.name!r} has {here!r}: the "

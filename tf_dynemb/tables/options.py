@@ -10,23 +10,14 @@ from collections.abc import Mapping
 from typing import Any, TypedDict
 
 from tf_dynemb._presence import local_path
+from tf_dynemb.storage.strategies import STRATEGIES
 from tf_dynemb.tables import admission_options
 from tf_dynemb.tables.expiry import Lifetime
 
 VAR_TYPES = ("hbm", "hybrid", "host", "file")
-# Our names, and the names of HierarchicalKV, which SOK scripts pass.
-EVICT_STRATEGIES = {
-    "lru": "lru",
-    "lfu": "lfu",
-    "epoch_lru": "epoch_lru",
-    "epoch_lfu": "epoch_lfu",
-    "score": "score",
-    "none": "none",
-    "kLru": "lru",
-    "kLfu": "lfu",
-    "kEpochLru": "epoch_lru",
-    "kEpochLfu": "epoch_lfu",
-    "kCustomized": "score",
+# Our names, and those of HierarchicalKV.
+EVICT_STRATEGIES = {name: name for name in STRATEGIES} | {
+    strategy.hkv_name: name for name, strategy in STRATEGIES.items() if strategy.hkv_name
 }
 EXCHANGE_DTYPES = ("float16", "bfloat16", "int8")
 _HBM_GB = 16  # max_hbm_for_vectors, unless it is given
@@ -249,7 +240,7 @@ class TableOptions:
             )
         if self.epoch_steps is not None:
             _check_integer("epoch_steps", self.epoch_steps, 1)
-            if self.strategy not in ("epoch_lru", "epoch_lfu"):
+            if not self.has_epochs:
                 raise ValueError(
                     f"epoch_steps={self.epoch_steps} needs evict_strategy 'epoch_lru' or "
                     f"'epoch_lfu', got {self.evict_strategy!r}."
@@ -322,12 +313,17 @@ class TableOptions:
     @property
     def has_scores(self) -> bool:
         """Whether a row has a score other than the time of its last access."""
-        return has_scores(self.strategy)
+        return STRATEGIES[self.strategy].has_scores
 
     @property
     def counts_keys(self) -> bool:
         """Whether the table counts how often lookups that insert have asked for a key."""
-        return self.strategy in ("lfu", "epoch_lfu")
+        return STRATEGIES[self.strategy].counts_keys
+
+    @property
+    def has_epochs(self) -> bool:
+        """Whether the table has epochs, which `advance_epoch` or `epoch_steps` begins."""
+        return STRATEGIES[self.strategy].has_epochs
 
     @property
     def lifetime(self) -> Lifetime:
@@ -357,11 +353,6 @@ def to_config(options: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(config.get("file_path"), os.PathLike):
         config["file_path"] = os.fspath(config["file_path"])
     return config
-
-
-def has_scores(strategy: str) -> bool:
-    """Whether the rows of a table with this strategy have scores that are not times."""
-    return strategy in ("lfu", "epoch_lfu", "score")
 
 
 def check_dimension(name: str, value: Any) -> int:

@@ -10,7 +10,6 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dynemb import _ops
-from tf_dynemb.tables.options import has_scores
 from tf_dynemb.tables.table import Table
 from tf_dynemb.tables.times import tick_before
 
@@ -88,7 +87,7 @@ def _predicate(table: Table, conditions: Mapping[str, Any]) -> tuple[tf.Tensor, 
 
 def _scores(table: Table, given: Mapping[str, Any]) -> tuple[int, int]:
     low, high = -(2**63), _LAST
-    scored = has_scores(table.options.strategy)
+    scored = table.options.has_scores
     for name in ("score_from", "score_below"):
         if name in given and not scored:
             raise ValueError(

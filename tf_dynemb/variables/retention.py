@@ -135,7 +135,7 @@ class Retention(Table):
         Raises:
             ValueError: the table has another strategy.
         """
-        if self._options.strategy not in ("epoch_lru", "epoch_lfu"):
+        if not self._options.has_epochs:
             raise ValueError(
                 f"advance_epoch needs evict_strategy 'epoch_lru' or 'epoch_lfu'; {self.name!r} has "
                 f"{self._options.strategy!r}."
