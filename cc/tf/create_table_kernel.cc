@@ -1,6 +1,8 @@
 // The kernel of DynembTable: reads the options and creates the table, or finds it by its name.
+#include <algorithm>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -11,168 +13,160 @@
 namespace dynemb {
 namespace {
 
-const char* Name(KeyType t) {
-  return t == KeyType::kInt32 ? "int32" : t == KeyType::kUint64 ? "uint64" : "int64";
-}
-const char* Name(DType t) {
-  return t == DType::kFloat16 ? "float16" : t == DType::kBfloat16 ? "bfloat16" : "float32";
-}
-constexpr EvictStrategy kEvictStrategies[] = {EvictStrategy::kLru,      EvictStrategy::kLfu,
-                                              EvictStrategy::kEpochLru, EvictStrategy::kEpochLfu,
-                                              EvictStrategy::kScore,    EvictStrategy::kNone};
-const char* Name(EvictStrategy s) {
-  switch (s) {
-    case EvictStrategy::kLru:
-      return "lru";
-    case EvictStrategy::kLfu:
-      return "lfu";
-    case EvictStrategy::kEpochLru:
-      return "epoch_lru";
-    case EvictStrategy::kEpochLfu:
-      return "epoch_lfu";
-    case EvictStrategy::kScore:
-      return "score";
-    case EvictStrategy::kNone:
-      return "none";
-  }
-  return "";
-}
-constexpr TtlClock kTtlClocks[] = {TtlClock::kSteps, TtlClock::kWall, TtlClock::kData};
-const char* Name(TtlClock c) {
-  return c == TtlClock::kWall ? "wall" : c == TtlClock::kData ? "data" : "steps";
-}
-const char* Name(Tier t) {
-  return t == Tier::kHbm ? "hbm" : t == Tier::kHybrid ? "hybrid" : "host";
-}
-const char* Name(InitKind k) {
-  return k == InitKind::kUniform           ? "uniform"
-         : k == InitKind::kNormal          ? "normal"
-         : k == InitKind::kTruncatedNormal ? "truncated_normal"
-                                           : "constant";
-}
+// A value of an option, and its name in attributes and messages.
+template <typename T>
+struct Named {
+  T value;
+  const char* name;
+};
+constexpr Named<KeyType> kKeyTypes[] = {
+    {KeyType::kInt64, "int64"},
+    {KeyType::kInt32, "int32"},
+    {KeyType::kUint64, "uint64"},
+};
+constexpr Named<DType> kDTypes[] = {
+    {DType::kFloat32, "float32"},
+    {DType::kFloat16, "float16"},
+    {DType::kBfloat16, "bfloat16"},
+};
+constexpr Named<EvictStrategy> kEvictStrategies[] = {
+    {EvictStrategy::kLru, "lru"},
+    {EvictStrategy::kLfu, "lfu"},
+    {EvictStrategy::kEpochLru, "epoch_lru"},
+    {EvictStrategy::kEpochLfu, "epoch_lfu"},
+    {EvictStrategy::kScore, "score"},
+    {EvictStrategy::kNone, "none"},
+};
+constexpr Named<TtlClock> kTtlClocks[] = {
+    {TtlClock::kSteps, "steps"},
+    {TtlClock::kWall, "wall"},
+    {TtlClock::kData, "data"},
+};
+constexpr Named<bool> kTtlSince[] = {{false, "update"}, {true, "access"}};
+constexpr Named<Admit> kAdmissionRules[] = {
+    {Admit::kAll, "all"},
+    {Admit::kFrequency, "frequency"},
+    {Admit::kProbability, "probability"},
+};
+constexpr Named<Unadmitted> kUnadmitted[] = {
+    {Unadmitted::kZeros, "zeros"},
+    {Unadmitted::kInitial, "initial"},
+    {Unadmitted::kSkip, "skip"},
+};
+constexpr Named<Tier> kTiers[] = {
+    {Tier::kHost, "host"},
+    {Tier::kHbm, "hbm"},
+    {Tier::kHybrid, "hybrid"},
+};
+constexpr Named<InitKind> kInitKinds[] = {
+    {InitKind::kConstant, "constant"},
+    {InitKind::kUniform, "uniform"},
+    {InitKind::kNormal, "normal"},
+    {InitKind::kTruncatedNormal, "truncated_normal"},
+};
 
-constexpr Admit kRules[] = {Admit::kAll, Admit::kFrequency, Admit::kProbability};
-const char* Name(Admit rule) {
-  return rule == Admit::kFrequency     ? "frequency"
-         : rule == Admit::kProbability ? "probability"
-                                       : "all";
-}
-constexpr Unadmitted kUnadmitted[] = {Unadmitted::kZeros, Unadmitted::kInitial, Unadmitted::kSkip};
-const char* Name(Unadmitted u) {
-  return u == Unadmitted::kInitial ? "initial" : u == Unadmitted::kSkip ? "skip" : "zeros";
-}
-
-absl::Status ReadAdmission(tf::OpKernelConstruction* ctx, AdmissionOptions* o) {
-  std::string rule, unadmitted;
-  float probability;
-  TF_RETURN_IF_ERROR(ctx->GetAttr("admission", &rule));
-  TF_RETURN_IF_ERROR(ctx->GetAttr("unadmitted", &unadmitted));
-  TF_RETURN_IF_ERROR(ctx->GetAttr("admission_times", &o->times));
-  TF_RETURN_IF_ERROR(ctx->GetAttr("admission_probability", &probability));
-  TF_RETURN_IF_ERROR(ctx->GetAttr("admission_lines", &o->lines));
-  TF_RETURN_IF_ERROR(ctx->GetAttr("admission_first_line", &o->first_line));
-  TF_RETURN_IF_ERROR(ctx->GetAttr("admission_num_lines", &o->num_lines));
-  o->probability = probability;
-  for (const Admit r : kRules) {
-    if (rule == Name(r)) o->rule = r;
-  }
-  for (const Unadmitted u : kUnadmitted) {
-    if (unadmitted == Name(u)) o->unadmitted = u;
-  }
-  return absl::OkStatus();
+// Calls option(attribute, fields..., names...) for each attribute of DynembTable that one field of
+// TableOptions takes over. `fields` are that field of each of `o`; `names` are the names of its
+// values, if it has names. init_capacity and the initializers are not among them.
+template <typename F, typename... O>
+void ForEachOption(const F& option, O&... o) {
+  option("key_dtype", o.key_type..., kKeyTypes);
+  option("dtype", o.dtype..., kDTypes);
+  option("dim", o.dim...);
+  option("max_capacity", o.max_capacity...);
+  option("max_load_factor", o.max_load_factor...);
+  option("evict_strategy", o.evict_strategy..., kEvictStrategies);
+  option("epoch_steps", o.epoch_steps...);
+  option("ttl", o.ttl...);
+  option("ttl_clock", o.ttl_clock..., kTtlClocks);
+  option("ttl_since", o.ttl_since_access..., kTtlSince);
+  option("ttl_min_rows", o.ttl_min_rows...);
+  option("admission", o.admission.rule..., kAdmissionRules);
+  option("unadmitted", o.admission.unadmitted..., kUnadmitted);
+  option("admission_times", o.admission.times...);
+  option("admission_probability", o.admission.probability...);
+  option("admission_lines", o.admission.lines...);
+  option("admission_first_line", o.admission.first_line...);
+  option("admission_num_lines", o.admission.num_lines...);
+  option("tier", o.tier..., kTiers);
+  option("max_hbm_bytes", o.max_hbm_bytes...);
+  option("file_path", o.file_path...);
+  option("max_dram_bytes", o.max_dram_bytes...);
+  option("seed", o.seed...);
+  option("stochastic_rounding", o.stochastic_rounding...);
 }
 
 absl::Status ReadOptions(tf::OpKernelConstruction* ctx, TableOptions* o) {
-  tf::DataType key_dtype, dtype;
-  std::string strategy, tier, ttl_clock, ttl_since;
-  int64_t seed, max_hbm_bytes, max_dram_bytes;
-  float max_load_factor;
-  TF_RETURN_IF_ERROR(ctx->GetAttr("key_dtype", &key_dtype));
-  TF_RETURN_IF_ERROR(ctx->GetAttr("dtype", &dtype));
-  TF_RETURN_IF_ERROR(ctx->GetAttr("dim", &o->dim));
-  TF_RETURN_IF_ERROR(ctx->GetAttr("init_capacity", &o->init_capacity));
-  TF_RETURN_IF_ERROR(ctx->GetAttr("max_capacity", &o->max_capacity));
-  TF_RETURN_IF_ERROR(ctx->GetAttr("max_load_factor", &max_load_factor));
-  TF_RETURN_IF_ERROR(ctx->GetAttr("evict_strategy", &strategy));
-  TF_RETURN_IF_ERROR(ctx->GetAttr("tier", &tier));
-  TF_RETURN_IF_ERROR(ctx->GetAttr("max_hbm_bytes", &max_hbm_bytes));
-  TF_RETURN_IF_ERROR(ctx->GetAttr("seed", &seed));
-  TF_RETURN_IF_ERROR(ctx->GetAttr("stochastic_rounding", &o->stochastic_rounding));
   TF_RETURN_IF_ERROR(ReadInitializer(ctx, &o->initializer));
-  TF_RETURN_IF_ERROR(ReadAdmission(ctx, &o->admission));
-  TF_RETURN_IF_ERROR(ctx->GetAttr("file_path", &o->file_path));
-  TF_RETURN_IF_ERROR(ctx->GetAttr("max_dram_bytes", &max_dram_bytes));
-  if (max_dram_bytes < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("max_dram_bytes=", max_dram_bytes, ": must not be negative"));
-  }
-  o->max_dram_bytes = static_cast<uint64_t>(max_dram_bytes);
-  if (max_hbm_bytes < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("max_hbm_bytes=", max_hbm_bytes, ": must not be negative"));
-  }
-  o->tier = tier == "hbm" ? Tier::kHbm : tier == "hybrid" ? Tier::kHybrid : Tier::kHost;
-  o->max_hbm_bytes = static_cast<uint64_t>(max_hbm_bytes);
-  o->key_type = ToKeyType(key_dtype);
-  o->dtype = ToDType(dtype);
-  o->seed = static_cast<uint64_t>(seed);
-  o->max_load_factor = max_load_factor;
-  TF_RETURN_IF_ERROR(ctx->GetAttr("epoch_steps", &o->epoch_steps));
-  for (const EvictStrategy s : kEvictStrategies) {
-    if (strategy == Name(s)) o->evict_strategy = s;
-  }
-  TF_RETURN_IF_ERROR(ctx->GetAttr("ttl", &o->ttl));
-  TF_RETURN_IF_ERROR(ctx->GetAttr("ttl_clock", &ttl_clock));
-  TF_RETURN_IF_ERROR(ctx->GetAttr("ttl_since", &ttl_since));
-  TF_RETURN_IF_ERROR(ctx->GetAttr("ttl_min_rows", &o->ttl_min_rows));
-  for (const TtlClock c : kTtlClocks) {
-    if (ttl_clock == Name(c)) o->ttl_clock = c;
-  }
-  o->ttl_since_access = ttl_since == "access";
-  return absl::OkStatus();
+  absl::Status status;  // the first error
+  const auto get = [&](const char* attribute, auto value) {
+    status.Update(ctx->GetAttr(attribute, &value));
+    return value;
+  };
+  o->init_capacity = get("init_capacity", int64_t{});
+  const auto read = [&](const char* attribute, auto& field, const auto&... names) {
+    using Field = std::decay_t<decltype(field)>;
+    if constexpr (std::is_same_v<Field, KeyType>) {
+      field = ToKeyType(get(attribute, tf::DT_INT64));
+    } else if constexpr (std::is_same_v<Field, DType>) {
+      field = ToDType(get(attribute, tf::DT_FLOAT));
+    } else if constexpr (sizeof...(names) != 0) {
+      // The registration of the operator admits no other names.
+      const std::string name = get(attribute, std::string());
+      for (const auto& named : (names, ...)) {
+        if (name == named.name) field = named.value;
+      }
+    } else if constexpr (std::is_same_v<Field, double>) {
+      field = get(attribute, float{});
+    } else if constexpr (std::is_same_v<Field, uint64_t>) {
+      field = static_cast<uint64_t>(get(attribute, int64_t{}));
+    } else {
+      field = get(attribute, Field());
+    }
+  };
+  ForEachOption(read, *o);
+  const auto check_size = [&](const char* option, uint64_t bytes) {
+    const auto value = static_cast<int64_t>(bytes);
+    if (value >= 0) return;
+    status.Update(
+        absl::InvalidArgumentError(absl::StrCat(option, "=", value, ": must not be negative")));
+  };
+  check_size("max_hbm_bytes", o->max_hbm_bytes);
+  check_size("max_dram_bytes", o->max_dram_bytes);
+  return status;
 }
 
 // Fails unless the options of an operator equal those of the existing table that it names.
 // init_capacity may differ, because it is only a hint for the table's creation.
 absl::Status CheckSame(const TableOptions& have, const TableOptions& want) {
-  absl::Status status;
-  const auto same = [&](const char* option, const auto& a, const auto& b) {
-    if (!status.ok() || a == b) return;
-    status = absl::InvalidArgumentError(
-        absl::StrCat("table '", have.name, "' exists with ", option, "=", a, ", not ", b));
+  absl::Status status;  // of the first difference
+  const auto same = [&](const std::string& option, const auto& a, const auto& b,
+                        const auto&... names) {
+    if (a == b) return;
+    // The value of the attribute.
+    const auto text = [&](const auto& value) -> std::string {
+      using Value = std::decay_t<decltype(value)>;
+      if constexpr (sizeof...(names) != 0) {
+        for (const auto& named : (names, ...)) {
+          if (value == named.value) return named.name;
+        }
+        return "";
+      } else if constexpr (std::is_same_v<Value, uint64_t>) {
+        return absl::StrCat(static_cast<int64_t>(value));
+      } else {
+        return absl::StrCat(value);
+      }
+    };
+    status.Update(absl::InvalidArgumentError(absl::StrCat(
+        "table '", have.name, "' exists with ", option, "=", text(a), ", not ", text(b))));
   };
-  const auto name = [](auto value) { return std::string(Name(value)); };
-  same("key_dtype", name(have.key_type), name(want.key_type));
-  same("dtype", name(have.dtype), name(want.dtype));
-  same("dim", have.dim, want.dim);
-  same("max_capacity", have.max_capacity, want.max_capacity);
-  same("max_load_factor", have.max_load_factor, want.max_load_factor);
-  same("evict_strategy", name(have.evict_strategy), name(want.evict_strategy));
-  same("epoch_steps", have.epoch_steps, want.epoch_steps);
-  same("ttl", have.ttl, want.ttl);
-  same("ttl_clock", name(have.ttl_clock), name(want.ttl_clock));
-  same("ttl_since_access", have.ttl_since_access, want.ttl_since_access);
-  same("ttl_min_rows", have.ttl_min_rows, want.ttl_min_rows);
-  const AdmissionOptions &admits = have.admission, &wanted = want.admission;
-  same("admission", name(admits.rule), name(wanted.rule));
-  same("unadmitted", name(admits.unadmitted), name(wanted.unadmitted));
-  same("admission_times", admits.times, wanted.times);
-  same("admission_probability", admits.probability, wanted.probability);
-  same("admission_lines", admits.lines, wanted.lines);
-  same("admission_first_line", admits.first_line, wanted.first_line);
-  same("admission_num_lines", admits.num_lines, wanted.num_lines);
-  same("tier", name(have.tier), name(want.tier));
-  same("max_hbm_bytes", have.max_hbm_bytes, want.max_hbm_bytes);
-  same("file_path", have.file_path, want.file_path);
-  same("max_dram_bytes", have.max_dram_bytes, want.max_dram_bytes);
-  same("seed", static_cast<int64_t>(have.seed), static_cast<int64_t>(want.seed));
-  same("stochastic_rounding", have.stochastic_rounding, want.stochastic_rounding);
-  same("the length of initializers", have.initializer.size(), want.initializer.size());
-  for (size_t c = 0; status.ok() && c < have.initializer.size(); ++c) {
-    const ColumnInit &a = have.initializer[c], &b = want.initializer[c];
-    same(absl::StrCat("initializers[", c, "]").c_str(), name(a.kind), name(b.kind));
-    same(absl::StrCat("initializer_args[", 2 * c, "]").c_str(), a.a, b.a);
-    same(absl::StrCat("initializer_args[", 2 * c + 1, "]").c_str(), a.b, b.b);
+  ForEachOption(same, have, want);
+  const std::vector<ColumnInit>&a = have.initializer, &b = want.initializer;
+  same("the length of initializers", a.size(), b.size());
+  for (size_t c = 0; c < std::min(a.size(), b.size()); ++c) {
+    same(absl::StrCat("initializers[", c, "]"), a[c].kind, b[c].kind, kInitKinds);
+    same(absl::StrCat("initializer_args[", 2 * c, "]"), a[c].a, b[c].a);
+    same(absl::StrCat("initializer_args[", 2 * c + 1, "]"), a[c].b, b[c].b);
   }
   return status;
 }

@@ -8,6 +8,7 @@ import pytest
 import simulated
 import tensorflow as tf
 from op_helpers import DIM, INITIAL, make, ops
+from tensorflow.python.framework import op_def_registry
 
 Full = tf.errors.ResourceExhaustedError
 Invalid = tf.errors.InvalidArgumentError
@@ -27,25 +28,45 @@ class TestCreation:
         h.lookup(first, [1])
         assert h.size(second) == 0
 
-    @pytest.mark.parametrize(
-        ("other", "message"),
-        [
-            ({"dim": 4}, "dim=3, not 4"),
-            ({"dtype": tf.float16}, "dtype=float32, not float16"),
-            ({"key": tf.int32}, "key_dtype=int64, not int32"),
-            ({"key": tf.uint64}, "key_dtype=int64, not uint64"),
-            ({"max_capacity": 100}, "max_capacity=50, not 100"),
-            ({"max_capacity": 0}, "max_capacity=50, not 0"),
-            ({"max_load_factor": 0.5}, r"max_load_factor=0\.8\d*, not 0\.5"),
-            ({"evict_strategy": "none"}, "evict_strategy=lru, not none"),
-            ({"seed": -8}, "seed=7, not -8"),
-            ({"stochastic_rounding": True}, "stochastic_rounding=0, not 1"),
-            ({"initial": [1.0, 2.0, 3.0]}, "length of initializers=1, not 3"),
-            ({"initial": 0.25}, r"initializer_args\[0\]=0.5, not 0.25"),
-            ({"random": True}, r"initializers\[0\]=constant, not uniform"),
-        ],
-        ids=str,
+    OTHERS = (
+        ({"dim": 4}, "dim=3, not 4"),
+        ({"dtype": tf.float16}, "dtype=float32, not float16"),
+        ({"key": tf.int32}, "key_dtype=int64, not int32"),
+        ({"key": tf.uint64}, "key_dtype=int64, not uint64"),
+        ({"max_capacity": 100}, "max_capacity=50, not 100"),
+        ({"max_capacity": 0}, "max_capacity=50, not 0"),
+        ({"max_load_factor": 0.5}, r"max_load_factor=0\.8\d*, not 0\.5"),
+        ({"evict_strategy": "none"}, "evict_strategy=lru, not none"),
+        ({"epoch_steps": 3}, "epoch_steps=0, not 3"),
+        ({"ttl": 8}, "ttl=0, not 8"),
+        ({"ttl_clock": "data"}, "ttl_clock=steps, not data"),
+        ({"ttl_since": "access"}, "ttl_since=update, not access"),
+        ({"ttl_min_rows": 1}, "ttl_min_rows=0, not 1"),
+        ({"admission": "frequency"}, "admission=all, not frequency"),
+        ({"unadmitted": "skip"}, "unadmitted=zeros, not skip"),
+        ({"admission_times": 2}, "admission_times=0, not 2"),
+        ({"admission_probability": 0.5}, "admission_probability=1, not 0.5"),
+        ({"admission_lines": 4}, "admission_lines=0, not 4"),
+        ({"admission_first_line": 5}, "admission_first_line=0, not 5"),
+        ({"admission_num_lines": 6}, "admission_num_lines=0, not 6"),
+        ({"max_hbm_bytes": 1}, r"max_hbm_bytes=\d+, not 1"),
+        ({"file_path": "rows"}, "file_path=, not rows"),
+        ({"max_dram_bytes": 2**40}, f"max_dram_bytes=0, not {2**40}"),
+        ({"seed": -8}, "seed=7, not -8"),
+        ({"stochastic_rounding": True}, "stochastic_rounding=0, not 1"),
+        ({"initial": [1.0, 2.0, 3.0]}, "length of initializers=1, not 3"),
+        ({"initial": 0.25}, r"initializer_args\[0\]=0.5, not 0.25"),
+        ({"random": True}, r"initializers\[0\]=constant, not uniform"),
     )
+
+    def test_every_option_has_a_case_below(self):
+        attributes = {attribute.name for attribute in op_def_registry.get("DynembTable").attr}
+        attributes -= {"container", "shared_name", "init_capacity"}
+        of_helper = {"key": "key_dtype", "initial": "initializer_args", "random": "initializers"}
+        options = {of_helper.get(name, name) for other, _ in self.OTHERS for name in other}
+        assert attributes == options | {"tier"}  # test_device_tables.py has a case
+
+    @pytest.mark.parametrize(("other", "message"), OTHERS, ids=str)
     def test_shared_name_with_another_option_is_an_error(self, other, message):
         name = f"creation_{other}"
         options = {"max_capacity": 50, "init_capacity": 10, "seed": 7, "max_load_factor": 0.85}
