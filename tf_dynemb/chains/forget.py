@@ -34,9 +34,6 @@ _CHUNK = 1 << 16
 
 _UNPUBLISHED_MANIFEST = re.compile(rf"{re.escape(MANIFEST)}\.[0-9a-f]{{16}}")
 
-# The columns with a row for each key.
-_OF_ROWS = ("keys", "vectors", "state", "updates", "accesses")
-
 
 def lock_of(snapshot: pathlib.Path) -> pathlib.Path:
     """Returns the folder whose lock a writer of a snapshot's directory holds."""
@@ -134,8 +131,8 @@ def _write_shard(
     result = shard
     rows = copies.positions(column("keys"), keys)
     if len(rows):
-        for name in _OF_ROWS:
-            if name in shard.files and (name != "state" or entry.state is not None):
+        for name in entry.row_columns:
+            if name in shard.files:
                 write(name, rows)
         if "index" in shard.files:
             part.write_index(number, shard.rank)

@@ -311,16 +311,10 @@ def progress(total: int, what: str, unit: str, quiet: bool | None) -> tqdm.tqdm:
 def _columns(
     part: storage.Part, number: int, table: Table, state_width: int
 ) -> dict[str, storage.ColumnWriter]:
-    dtype = storage.manifest.DTYPES[table.dtype.name]
-    columns = {
-        "keys": part.column(number, "keys", table.key_type.as_numpy_dtype),
-        "vectors": part.column(number, "vectors", dtype, (table.dimension,)),
-        "updates": part.column(number, "updates", np.uint32),
-        "accesses": part.column(number, "accesses", np.uint32),
-    }
-    if state_width:
-        columns["state"] = part.column(number, "state", np.float32, (state_width,))
-    return columns
+    columns = storage.manifest.row_columns(
+        table.key_type.name, table.dtype.name, table.dimension, state_width
+    )
+    return {name: part.column(number, name, *columns[name]) for name in columns}
 
 
 def _give_way() -> None:

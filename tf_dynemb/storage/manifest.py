@@ -110,6 +110,21 @@ class StateEntry:
     inits: tuple[float, ...]
 
 
+def row_columns(
+    key_type: str, dtype: str, dimension: int, state_width: int
+) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
+    """Returns the columns with a row for each key: the dtype and the shape of a row in each."""
+    columns: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {
+        "keys": (KEY_TYPES[key_type], ()),
+        "vectors": (DTYPES[dtype], (dimension,)),
+        "updates": (np.dtype(np.uint32), ()),
+        "accesses": (np.dtype(np.uint32), ()),
+    }
+    if state_width:
+        columns["state"] = (np.dtype(np.float32), (state_width,))
+    return columns
+
+
 @dataclasses.dataclass(frozen=True)
 class InitializerEntry:
     """The initial vector of a new key: one kind, or one per column, with two numbers each."""
@@ -180,26 +195,26 @@ class TableEntry:
         """Floats of state per row."""
         return 0 if self.state is None else sum(self.state.widths)
 
+    @property
+    def row_columns(self) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
+        """The columns with a row for each key."""
+        return row_columns(self.key_type, self.dtype, self.dimension, self.state_width)
+
     def column_type(self, column: str, shard: Shard) -> tuple[np.dtype[Any], tuple[int, ...]]:
         """Returns the dtype and shape of a shard's column; raises KeyError if it is unknown."""
-        key_type = KEY_TYPES[self.key_type]
-        types: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {
-            "keys": (key_type, (shard.rows,)),
-            "vectors": (DTYPES[self.dtype], (shard.rows, self.dimension)),
-            "state": (np.dtype(np.float32), (shard.rows, self.state_width)),
-            "updates": (np.dtype(np.uint32), (shard.rows,)),
-            "accesses": (np.dtype(np.uint32), (shard.rows,)),
-            "deleted": (key_type, (shard.deleted,)),
+        others: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {
+            "deleted": (KEY_TYPES[self.key_type], (shard.deleted,)),
             "index": (np.dtype(np.uint32), (index_size(shard.rows),)),
             "admission": (np.dtype(np.uint64), (shard.admission_lines, ADMISSION_WORDS)),
         }
-        return types[column]
+        if column in others:
+            return others[column]
+        dtype, row_shape = self.row_columns[column]
+        return dtype, (shard.rows, *row_shape)
 
     def columns(self, kind: str, shard: Shard) -> tuple[str, ...]:
         """Returns the columns that a shard must have in a snapshot of this kind."""
-        names = ["keys", "vectors", "updates", "accesses"]
-        if self.state_width:
-            names.append("state")
+        names = list(self.row_columns)
         if kind == "delta":
             names.append("deleted")
         elif shard.rows < INDEX_ROWS:
