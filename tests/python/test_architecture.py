@@ -302,6 +302,17 @@ def test_the_table_of_rooms_in_the_design_is_in_order(modules, rooms):
         below.add(room)
 
 
+PATH_IN_TEXT = re.compile(r"`((?:bazel|cc|examples|tests|tf_dynemb|tools)/[\w./*-]+)`")
+
+
+@in_checkout
+def test_the_files_that_documents_name_exist():
+    pages = [*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+    names = {(p.name, n) for p in pages for n in PATH_IN_TEXT.findall(p.read_text("utf-8"))}
+    assert len(names) > 50
+    assert [(page, name) for page, name in sorted(names) if not any(ROOT.glob(name))] == []
+
+
 @in_checkout
 def test_rooms_are_small():
     folders = [path.parent for path in package_files()]
