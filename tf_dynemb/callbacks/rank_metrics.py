@@ -58,13 +58,15 @@ def replace_logs(logs: dict[str, Any], values: dict[str, Any]) -> None:
         if name not in values and array.dtype.kind in "biuf":
             numbers[name] = array.astype(np.float64).tolist()
     gathered = communicator.get().gather_objects(numbers, "dynemb/logs")
-    if any(its.keys() != numbers.keys() for its in gathered):
-        each = ", ".join(f"{sorted(its)} on rank {rank}" for rank, its in enumerate(gathered))
+    if any(rank_numbers.keys() != numbers.keys() for rank_numbers in gathered):
+        each = ", ".join(
+            f"{sorted(rank_numbers)} on rank {rank}" for rank, rank_numbers in enumerate(gathered)
+        )
         raise ValueError(f"The logs must have the same names on all ranks, got {each}.")
     for name in numbers:
-        of_ranks = [its[name] for its in gathered]
-        if any(value != of_ranks[0] for value in of_ranks):
-            logs[name] = np.mean(of_ranks, axis=0).tolist()
+        rank_values = [rank_numbers[name] for rank_numbers in gathered]
+        if any(value != rank_values[0] for value in rank_values):
+            logs[name] = np.mean(rank_values, axis=0).tolist()
 
 
 def _reduce(variables: Sequence[keras.Variable], average: Sequence[bool]) -> None:

@@ -151,8 +151,8 @@ class TableStats(keras.callbacks.Callback):  # type: ignore[misc]
     def _tables(self) -> list[DynamicVariable]:
         if self._given is not None:
             return self._given
-        ours = [unwrap(variable) for variable in filter_variables(self.model.variables)[0]]
-        return [table for table in ours if isinstance(table, DynamicVariable)]
+        variables = [unwrap(variable) for variable in filter_variables(self.model.variables)[0]]
+        return [table for table in variables if isinstance(table, DynamicVariable)]
 
     def _report(self, what: str) -> dict[str, float]:
         before = self._reported[what]
@@ -164,11 +164,11 @@ class TableStats(keras.callbacks.Callback):  # type: ignore[misc]
             since = {name: now[name] - then[name] for name in now}
             before[table.name] = now
             prefix = table.name.removesuffix(":0") if self._per_table else "tables"
-            of_all = sums.setdefault(prefix, (Counter(), Counter(), Counter()))
-            of_all[0].update(now)
-            of_all[1].update(since)
+            prefix_sums = sums.setdefault(prefix, (Counter(), Counter(), Counter()))
+            prefix_sums[0].update(now)
+            prefix_sums[1].update(since)
             if table.attributes.get("file_path"):
-                of_all[2].update(since)
+                prefix_sums[2].update(since)
         numbers: dict[str, float] = {}
         for prefix, (now_of_all, since_of_all, in_files) in sums.items():
             found = _numbers(now_of_all, since_of_all, in_files)

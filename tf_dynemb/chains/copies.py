@@ -69,16 +69,16 @@ class Query:
             np.array([n for n in found if limits.min <= n <= limits.max], dtype=key_type)
         )
 
-    def bits(self, of_strings: bool | None) -> npt.NDArray[np.uint64]:
+    def bits(self, hashes_strings: bool | None) -> npt.NDArray[np.uint64]:
         """Returns the bits of the keys in a table of an unknown key type.
 
         Args:
-            of_strings: whether the table hashes strings; None: not known, so that texts that are
-                not integers are strings.
+            hashes_strings: whether the table hashes strings. None: not known, so that texts that
+                are not integers are strings.
         """
-        numbers = [] if of_strings and self.integers is False else self._numbers()
-        if of_strings is not False and self.integers is not True:
-            numbers += self._hashes(only_texts=of_strings is None and self.integers is False)
+        numbers = [] if hashes_strings and self.integers is False else self._numbers()
+        if hashes_strings is not False and self.integers is not True:
+            numbers += self._hashes(only_texts=hashes_strings is None and self.integers is False)
         # An int32 key is its 32 bits, zero-extended.
         narrow = [n % 2**32 for n in numbers if -(2**31) <= n < 0]
         wide = [n % 2**64 for n in numbers if -(2**63) <= n < 2**64]
@@ -207,8 +207,8 @@ def positions(column: npt.NDArray[Any], keys: Keys) -> Positions:
     """Returns where some keys are in a column of keys."""
     found = [np.zeros(0, np.int64)]
     for begin in range(0, column.size if keys.size else 0, _CHUNK):
-        some = np.asarray(column[begin : begin + _CHUNK])
-        found.append(begin + np.flatnonzero(np.isin(some, keys)))
+        chunk = np.asarray(column[begin : begin + _CHUNK])
+        found.append(begin + np.flatnonzero(np.isin(chunk, keys)))
     return np.concatenate(found)
 
 
@@ -299,11 +299,11 @@ def _in_raw_keys(file: pathlib.Path, bits: npt.NDArray[np.uint64]) -> int:
     return found
 
 
-def in_flush(place: pathlib.Path, query: Query, of_strings: bool | None) -> Iterator[Copy]:
+def in_flush(place: pathlib.Path, query: Query, hashes_strings: bool | None) -> Iterator[Copy]:
     """Returns the copies of keys in a flush of a persistent table."""
     name = table_of_flush(place)
     flush = flushes.Flush(place)
-    bits = query.bits(of_strings)
+    bits = query.bits(hashes_strings)
     for file, rows in flush.rows_of(bits).items():
         yield Copy(place, name, "row", len(rows), file)
     noted = len(np.intersect1d(flush.forgotten, bits))

@@ -19,25 +19,25 @@ _COUNT_BITS = 8
 Lines = npt.NDArray[np.uint64]
 
 
-def counted(lines: Lines, keys: Keys, first: int, of_all: int) -> int:
+def counted(lines: Lines, keys: Keys, first: int, all_lines: int) -> int:
     """Returns the number of keys that may be counted.
 
     Args:
         lines: [n, 8], those of a shard.
         keys: the keys.
         first: the number of the first of these lines.
-        of_all: the number of lines of all shards.
+        all_lines: the number of lines of all shards.
     """
     return sum(
         _place_of(fingerprint, _number(lines[line])) is not None
-        for line, fingerprint in _places(keys, first, len(lines), of_all)
+        for line, fingerprint in _places(keys, first, len(lines), all_lines)
     )
 
 
-def without(lines: Lines, keys: Keys, first: int, of_all: int) -> Lines:
+def without(lines: Lines, keys: Keys, first: int, all_lines: int) -> Lines:
     """Returns lines without the counters of keys; the arguments are as in `counted`."""
     kept = np.array(lines)
-    for line, fingerprint in _places(keys, first, len(lines), of_all):
+    for line, fingerprint in _places(keys, first, len(lines), all_lines):
         number = _number(kept[line])
         place = _place_of(fingerprint, number)
         if place is None:
@@ -49,13 +49,13 @@ def without(lines: Lines, keys: Keys, first: int, of_all: int) -> Lines:
     return kept
 
 
-def _places(keys: Keys, first: int, count: int, of_all: int) -> Iterator[tuple[int, int]]:
+def _places(keys: Keys, first: int, count: int, all_lines: int) -> Iterator[tuple[int, int]]:
     """Returns the lines of the keys that are among these, and the fingerprints there."""
     hashes = zip(mix(keys, _LINE_SALT).tolist(), mix(keys, _FINGERPRINT_SALT).tolist(), strict=True)
-    for of_line, of_entry in hashes:
-        line = (of_line * of_all >> 64) - first
+    for line_hash, fingerprint_hash in hashes:
+        line = (line_hash * all_lines >> 64) - first
         if 0 <= line < count:
-            yield line, of_entry >> 50
+            yield line, fingerprint_hash >> 50
 
 
 def _number(line: npt.NDArray[np.uint64]) -> int:

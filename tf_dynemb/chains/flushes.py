@@ -211,11 +211,11 @@ class Flush:
         found = [np.zeros(0, np.int64)]
         step = max(1, _CHUNK // size)
         for begin in range(0, len(units), step):
-            some = units[begin : begin + step]
-            counts = np.ascontiguousarray(some[:, 12:16]).view("<u4")
+            chunk = units[begin : begin + step]
+            counts = np.ascontiguousarray(chunk[:, 12:16]).view("<u4")
             places = np.arange(per_unit)[:, np.newaxis] * segment.row_bytes + np.arange(_ROW_HEADER)
-            heads = np.ascontiguousarray(some[:, _UNIT_HEADER + places])
-            keys, updated, _ = np.moveaxis(heads.view("<u8").reshape(len(some), per_unit, 3), 2, 0)
+            heads = np.ascontiguousarray(chunk[:, _UNIT_HEADER + places])
+            keys, updated, _ = np.moveaxis(heads.view("<u8").reshape(len(chunk), per_unit, 3), 2, 0)
             # A row that was removed is zeros. No other one has been updated at tick 0.
             is_row = (keys != 0) | (updated != 0)
             hits = np.isin(keys, bits) & is_row & (np.arange(per_unit) < counts)

@@ -123,10 +123,10 @@ def _write_shard(
         values = column(name)
         writer = part.column(number, name, values.dtype, values.shape[1:], shard.rank)
         for begin in range(0, len(values), _CHUNK):
-            some = np.asarray(values[begin : begin + _CHUNK])
-            kept = np.ones(len(some), np.bool_)
-            kept[gone[(gone >= begin) & (gone < begin + len(some))] - begin] = False
-            writer.append(some[kept])
+            chunk = np.asarray(values[begin : begin + _CHUNK])
+            kept = np.ones(len(chunk), np.bool_)
+            kept[gone[(gone >= begin) & (gone < begin + len(chunk))] - begin] = False
+            writer.append(chunk[kept])
 
     result = shard
     rows = copies.positions(column("keys"), keys)

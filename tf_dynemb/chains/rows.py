@@ -81,8 +81,8 @@ class TableRows:
             raise ValueError(f"{chain.last.directory.parent} has deltas, but no base.")
         self.entry = chain.base.manifest.table(name)[1]
         changes = chain.changes(name)
-        of_last = [each.steps for each in chain.last.manifest.tables if each.name == name]
-        self._steps = of_last[0] if of_last else ()
+        last_steps = [each.steps for each in chain.last.manifest.tables if each.name == name]
+        self._steps = last_steps[0] if last_steps else ()
         self.sources = [
             Source(chain.base, self.entry, shard, changes[0], self._steps)
             for shard in self.entry.shards
@@ -105,10 +105,10 @@ class TableRows:
             keys = source.column("keys")
             expected = number if number >= len(self._base) else _ABSENT
             for begin in range(0, keys.size, CHUNK):
-                some = np.asarray(keys[begin : begin + CHUNK])
-                kept = np.flatnonzero(self._changed(some)[:, 0] == expected)
+                chunk_keys = np.asarray(keys[begin : begin + CHUNK])
+                kept = np.flatnonzero(self._changed(chunk_keys)[:, 0] == expected)
                 if kept.size:
-                    yield Block(source, begin + kept, some[kept])
+                    yield Block(source, begin + kept, chunk_keys[kept])
 
     def contains(self, keys: Keys) -> npt.NDArray[np.bool_]:
         """Returns which keys [n] have a row."""

@@ -77,11 +77,11 @@ def _compare(a: TableRows, b: TableRows) -> dict[str, Any]:
         only_a.add(block.keys[~shared])
         keys = block.keys[shared]
         for column, found in columns.items():
-            ours = np.ascontiguousarray(block.column(column)[shared])
-            theirs = b.gather(keys, column)
+            values_a = np.ascontiguousarray(block.column(column)[shared])
+            values_b = b.gather(keys, column)
             # As bits: a NaN equals itself, and 0.0 does not equal -0.0.
-            bits = f"u{ours.dtype.itemsize}"
-            found.add(keys[(ours.view(bits) != theirs.view(bits)).any(axis=1)])
+            bits = f"u{values_a.dtype.itemsize}"
+            found.add(keys[(values_a.view(bits) != values_b.view(bits)).any(axis=1)])
     for block in b.blocks():
         only_b.add(block.keys[~a.contains(block.keys)])
     kinds = {"only_a": only_a, "only_b": only_b, "vectors": vectors, "state": states}

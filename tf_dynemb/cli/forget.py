@@ -104,8 +104,8 @@ def _tables(
     places: Sequence[pathlib.Path], entries: Sequence[TableEntry], wanted: Sequence[str] | None
 ) -> list[str]:
     """Returns the names of the tables to remove keys from."""
-    of_flushes = map(copies.table_of_flush, filter(copies.is_flush, places))
-    there = list(dict.fromkeys([*(entry.name for entry in entries), *of_flushes]))
+    flush_tables = map(copies.table_of_flush, filter(copies.is_flush, places))
+    there = list(dict.fromkeys([*(entry.name for entry in entries), *flush_tables]))
     names = ", ".join(map(repr, there)) or "none"
     if wanted is None:
         if len(there) > 1:
@@ -129,14 +129,14 @@ def _forget(
 ) -> bool:
     """Removes the keys from these places; returns whether something was removed."""
     done = False
-    for folder, some in itertools.groupby(work, _lock_of):
+    for folder, folder_places in itertools.groupby(work, _lock_of):
         if _has_flushes(folder):
             with locked(folder, flushes.in_use(folder)):
-                for place in some:
+                for place in folder_places:
                     done |= _forget_in_flush(place, query, hashes)
             continue
         with locked(folder):
-            for place in some:
+            for place in folder_places:
                 if not copies.is_snapshot(place):
                     remove_tree(place)
                     sync_directory(folder)

@@ -178,12 +178,12 @@ class _Keys:
             yield Problem(path, None, f"{entries} entries for {self._keys.size} keys")
         lost = 0
         try:
-            for begin, some in self._chunks():
+            for begin, chunk in self._chunks():
                 missing = np.flatnonzero(
-                    key_index.find(index, self._keys, some, self._shard.index_salt) < 0
+                    key_index.find(index, self._keys, chunk, self._shard.index_salt) < 0
                 )
                 for i in missing[: max(0, _NAMED - lost)]:
-                    yield Problem(path, None, f"key {some[i]} is not found (row {begin + i})")
+                    yield Problem(path, None, f"key {chunk[i]} is not found (row {begin + i})")
                 lost += missing.size
         except DataLossError as error:
             yield Problem(path, None, str(error))
@@ -193,17 +193,17 @@ class _Keys:
     def repeated(self, other: _Keys) -> Iterator[Problem]:
         """The keys that are also in another column, or earlier in this one (`other` is self)."""
         bad = 0
-        for begin, some in self._chunks():
-            first = key_index.find(other._index, other._keys, some, other._salt)
+        for begin, chunk in self._chunks():
+            first = key_index.find(other._index, other._keys, chunk, other._salt)
             twice = first >= 0
             if other is self:
-                twice &= first != np.arange(begin, begin + some.size)
+                twice &= first != np.arange(begin, begin + chunk.size)
             for i in np.flatnonzero(twice)[: max(0, _NAMED - bad)]:
                 where = f"{other._path.name} at byte offset {other._offset(first[i])}"
                 yield Problem(
                     str(self._path),
                     self._offset(begin + i),
-                    f"key {some[i]} is in {where} too",
+                    f"key {chunk[i]} is in {where} too",
                 )
             bad += int(twice.sum())
         if bad > _NAMED:

@@ -136,15 +136,21 @@ def from_keras(
     if not before.built:
         return copied.model
     pairs = copied.variable_pairs()
-    both = [*pairs, *((layer.embeddings, own.table) for layer, own, _ in tables)]
-    _exclude(before, wrapper, [own for variable, own in both if _is_excluded(before, variable)])
+    both = [*pairs, *((layer.embeddings, copied_layer.table) for layer, copied_layer, _ in tables)]
+    _exclude(
+        before,
+        wrapper,
+        [copied_layer for variable, copied_layer in both if _is_excluded(before, variable)],
+    )
     wrapper.build(copied.model.trainable_variables)
     moments.copy_dense(model.optimizer, wrapper.inner_optimizer, pairs)
     fresh = []
-    for layer, own, ids in tables:
+    for layer, copied_layer, ids in tables:
         states = moments.dense_states(before, layer.embeddings)
         if states:
-            moments.set_row_states(own.table, ids.keys, [state[ids.rows] for state in states])
+            moments.set_row_states(
+                copied_layer.table, ids.keys, [state[ids.rows] for state in states]
+            )
         elif states is None and layer.trainable:
             fresh.append(layer.name)
     _warn_of_fresh(before, fresh)
@@ -197,22 +203,24 @@ def to_keras(model: keras.Model) -> keras.Model:
     optimizer = model.optimizer if model.compiled else None
     if not isinstance(optimizer, OptimizerWrapper):
         return copied.model
-    own = _copy_optimizer(model)
-    if own is None:
+    plain_optimizer = _copy_optimizer(model)
+    if plain_optimizer is None:
         return copied.model
-    _compile(model, copied.model, own)
+    _compile(model, copied.model, plain_optimizer)
     if not optimizer.built:
         return copied.model
     pairs = copied.variable_pairs()
-    before, after = moments.core_of(optimizer), moments.core_of(own)
+    before, after = moments.core_of(optimizer), moments.core_of(plain_optimizer)
     matrices = [(layer, made[id(layer)]) for layer in layers]
-    excluded = [mine for variable, mine in pairs if _is_excluded(before, variable)]
+    excluded = [
+        copied_variable for variable, copied_variable in pairs if _is_excluded(before, variable)
+    ]
     for layer, matrix in matrices:
         if not optimizer.decays(layer.table):
             excluded.append(matrix.embedding.embeddings)
-    _exclude(before, own, excluded)
-    own.build(copied.model.trainable_variables)
-    moments.copy_dense(optimizer.inner_optimizer, own, pairs)
+    _exclude(before, plain_optimizer, excluded)
+    plain_optimizer.build(copied.model.trainable_variables)
+    moments.copy_dense(optimizer.inner_optimizer, plain_optimizer, pairs)
     fresh = []
     for layer, matrix in matrices:
         spec = optimizer.state_spec(layer.table)
@@ -276,7 +284,7 @@ def _to_table(
             f"The vectors of layer {layer.name!r} are float64; rows of tables are float32. "
             "Predictions differ by their rounding."
         )
-    own = Embedding(
+    embedding = Embedding(
         layer.output_dim,
         initializer=initializer,
         embeddings_regularizer=layer.embeddings_regularizer,
@@ -294,9 +302,11 @@ def _to_table(
             f"max_capacity={most} is less than the {len(ids.keys)} rows of layer {layer.name!r}."
         )
     for begin in range(0, len(ids.keys), _ROWS_AT_A_TIME):
-        some = slice(begin, begin + _ROWS_AT_A_TIME)
-        own.table.upsert(ids.keys[some], tf.cast(matrix[ids.rows[some]], own.table.dtype))
-    return own
+        chunk = slice(begin, begin + _ROWS_AT_A_TIME)
+        embedding.table.upsert(
+            ids.keys[chunk], tf.cast(matrix[ids.rows[chunk]], embedding.table.dtype)
+        )
+    return embedding
 
 
 def _copy_optimizer(model: keras.Model) -> keras.optimizers.Optimizer | None:

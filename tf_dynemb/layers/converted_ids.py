@@ -120,18 +120,18 @@ def _ids_of(lookup: keras.layers.Layer, layer: keras.layers.Embedding) -> Conver
             f"{lookup.num_oov_indices} vectors; a table has one default_vector. {keep}"
         )
     matrix = np.asarray(layer.embeddings, np.float64)
-    of_strings = isinstance(lookup, keras.layers.StringLookup)
+    looks_up_strings = isinstance(lookup, keras.layers.StringLookup)
     has_mask = lookup.mask_token is not None
     tokens = list(lookup.get_vocabulary(include_special_tokens=False))
     first = lookup.num_oov_indices + has_mask
-    options: dict[str, Any] = {"hash_strings": of_strings, "mask_zero": False}
+    options: dict[str, Any] = {"hash_strings": looks_up_strings, "mask_zero": False}
     if lookup.num_oov_indices:
         options["default_vector"] = matrix[int(has_mask)].tolist()
     rows: Any = list(range(first, first + len(tokens)))
     if has_mask:
         tokens, rows = [lookup.mask_token, *tokens], [0, *rows]
     if layer.mask_zero and has_mask:
-        if not of_strings and int(lookup.mask_token) == 0:
+        if not looks_up_strings and int(lookup.mask_token) == 0:
             options["mask_zero"] = True
         elif not np.any(matrix[0]):
             options["padding_id"] = lookup.mask_token
@@ -146,7 +146,7 @@ def _ids_of(lookup: keras.layers.Layer, layer: keras.layers.Embedding) -> Conver
         raise ValueError(
             f"{refused} has no mask_token, and layer {layer.name!r} masks its index 0. {keep}"
         )
-    if of_strings:
+    if looks_up_strings:
         keys = strings.ids_of_strings(tf.constant(tokens, tf.string)).numpy()
     else:
         keys = np.array([int(token) for token in tokens], np.int64)

@@ -50,9 +50,9 @@ class ModelCopy:
         self.pairs: list[tuple[keras.layers.Layer, keras.layers.Layer]] = []
         self.model = self._model(model)
         for layer, copied in self.pairs:
-            for variable, own in zip(layer.variables, copied.variables, strict=True):
-                own.assign(variable)
-                own.trainable = variable.trainable
+            for variable, copied_variable in zip(layer.variables, copied.variables, strict=True):
+                copied_variable.assign(variable)
+                copied_variable.trainable = variable.trainable
             for inner in _all_layers(copied):
                 if isinstance(inner, keras.layers.Normalization) and inner.built:
                     inner.finalize_state()

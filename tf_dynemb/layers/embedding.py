@@ -155,8 +155,8 @@ class Embedding(TableLayer):
             keys, matrix = keys[kept], matrix[kept]
         with tf.init_scope():
             for begin in range(0, len(keys), _ROWS_AT_A_TIME):
-                some = slice(begin, begin + _ROWS_AT_A_TIME)
-                self.table.upsert(keys[some], tf.cast(matrix[some], self.table.dtype))
+                chunk = slice(begin, begin + _ROWS_AT_A_TIME)
+                self.table.upsert(keys[chunk], tf.cast(matrix[chunk], self.table.dtype))
 
     @property
     def table(self) -> DynamicVariable:
@@ -207,8 +207,8 @@ class Embedding(TableLayer):
         mask = None
         padding = {self._padding_argument, 0 if self.mask_zero else None} - {None}
         # Keras compares strings only while it builds a model.
-        of_strings = self.hash_strings and not isinstance(inputs, keras.KerasTensor)
-        not_equal = tf.not_equal if of_strings else keras.ops.not_equal
+        has_strings = self.hash_strings and not isinstance(inputs, keras.KerasTensor)
+        not_equal = tf.not_equal if has_strings else keras.ops.not_equal
         for one in padding:
             part = not_equal(inputs, one)
             mask = part if mask is None else keras.ops.logical_and(mask, part)

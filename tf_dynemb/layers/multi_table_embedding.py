@@ -99,11 +99,13 @@ class MultiTableEmbedding(TableLayer):
         self._tables_argument = tables
         self.feature_tables = self_features
         self._feature_names = names
-        for one in options:
-            merged = {**self.table_options, **one}
-            its_dim = check_dimension("dim", merged.pop("dim", dim))
-            check_table_options(merged, its_dim, merged.pop("initializer", initializer))
-        self._weights = [self._add_table(f"table_{i}", **one) for i, one in enumerate(options)]
+        for overrides in options:
+            merged = {**self.table_options, **overrides}
+            table_dim = check_dimension("dim", merged.pop("dim", dim))
+            check_table_options(merged, table_dim, merged.pop("initializer", initializer))
+        self._weights = [
+            self._add_table(f"table_{i}", **overrides) for i, overrides in enumerate(options)
+        ]
 
     @property
     def tables(self) -> list[DynamicVariable]:

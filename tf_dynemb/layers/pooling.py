@@ -54,8 +54,8 @@ def pool_ids(
     """
     leading = None
     if isinstance(ids, tf.RaggedTensor) and ids.ragged_rank > 1:
-        its_weights = getattr(weights, "values", weights)
-        inner = pool_ids(layer, weight, ids.values, its_weights, combiner, training)
+        inner_weights = getattr(weights, "values", weights)
+        inner = pool_ids(layer, weight, ids.values, inner_weights, combiner, training)
         return ids.with_values(inner)
     if tf.is_tensor(ids) and not isinstance(ids, (tf.SparseTensor, tf.RaggedTensor)):
         if ids.shape.rank is None or ids.shape.rank < 2:

@@ -358,8 +358,8 @@ class _Changed(NamedTuple):
 def _read_again(asked: Request, ahead: Prefetched, insert: bool) -> tuple[list[Any], list[Any]]:
     """Reads rows that have changed since `ahead` again; returns the current (vectors, rows)."""
     tables = asked.tables
-    of_table = {**_changed_rows(asked, ahead, insert), **_all_static_rows(asked)}
-    changed = [of_table[t] for t in range(len(tables))]
+    changed_rows = {**_changed_rows(asked, ahead, insert), **_all_static_rows(asked)}
+    changed = [changed_rows[t] for t in range(len(tables))]
     with _ops.on_host():
         counts = tf.stack([each.counts for each in changed])
         arriving = exchange.exchange_counts(counts, "dynemb_changed")

@@ -75,14 +75,16 @@ class Embedding(multi_table_embedding.MultiTableEmbedding):
         checked = check_tables(tables, dims, default_initializer)
         ranks = communicator.get()
         store = Store.of(store_options, ranks.size)
-        of_store = places.table_options(store, name, len(checked), ranks.rank, ranks.size)
+        store_options_of_table = places.table_options(
+            store, name, len(checked), ranks.rank, ranks.size
+        )
         super().__init__(
             sum(dims),
             tables=[
                 {
                     "initializer": initializer_of(table, dims),
                     "seed": _seed_of_table(int(seed), name, i),
-                    **of_store[i],
+                    **store_options_of_table[i],
                     **table_options,
                 }
                 for i, table in enumerate(checked)

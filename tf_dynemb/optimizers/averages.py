@@ -123,8 +123,8 @@ class Averages:
             calls: the number of calls of `apply` that have stepped the tables.
         """
         now = tf.cast(calls, tf.float32)
-        for table, averages, some in self._blocks():
-            self._overwrite(core, table, averages, some, now, keeps=False)
+        for table, averages, keys in self._blocks():
+            self._overwrite(core, table, averages, keys, now, keeps=False)
 
     def _overwrite(
         self,
@@ -150,14 +150,14 @@ class Averages:
         keeps the change.
         """
         now = tf.cast(core._iterations, tf.float32)
-        for table, averages, some in self._blocks():
-            average, value, _ = _parts(averages, some, table.dimension)
+        for table, averages, keys in self._blocks():
+            average, value, _ = _parts(averages, keys, table.dimension)
             average = tf.cast(tf.cast(average, table.dtype), tf.float32)
-            held = _values(table, some)
+            held = _values(table, keys)
             swapped = tf.reduce_all(held == average, 1) & ~tf.reduce_all(held == value, 1)
-            self._overwrite(core, table, averages, tf.boolean_mask(some, ~swapped), now, True)
-            some, value = tf.boolean_mask(some, swapped), tf.boolean_mask(value, swapped)
-            _ops.library().dynemb_upsert(table.handle, some, tf.cast(value, table.dtype))
+            self._overwrite(core, table, averages, tf.boolean_mask(keys, ~swapped), now, True)
+            keys, value = tf.boolean_mask(keys, swapped), tf.boolean_mask(value, swapped)
+            _ops.library().dynemb_upsert(table.handle, keys, tf.cast(value, table.dtype))
 
     def stand_in(
         self, core: keras.optimizers.Optimizer, scaler: keras.optimizers.LossScaleOptimizer | None
@@ -189,10 +189,10 @@ class Averages:
             keys = export(averages)[0].numpy()
             step = min(CHUNK, table.rows_at_a_time, averages.rows_at_a_time)
             for start in range(0, len(keys), step):
-                some = tf.constant(keys[start : start + step])
-                held = _contains(table, some)
-                _ops.library().dynemb_erase(averages.handle, tf.boolean_mask(some, ~held))
-                yield table, averages, tf.boolean_mask(some, held)
+                chunk = tf.constant(keys[start : start + step])
+                held = _contains(table, chunk)
+                _ops.library().dynemb_erase(averages.handle, tf.boolean_mask(chunk, ~held))
+                yield table, averages, tf.boolean_mask(chunk, held)
 
 
 _DIFFERENCE = "values - averages"

@@ -18,9 +18,9 @@ def check_one_replica(action: str) -> None:
         return
     strategy = tf.distribute.get_strategy()
     replicas = strategy.num_replicas_in_sync
-    of_servers = isinstance(strategy, tf.distribute.ParameterServerStrategy)
-    if replicas > 1 or of_servers:
-        count = "" if of_servers else f" with {replicas} replicas"
+    has_servers = isinstance(strategy, tf.distribute.ParameterServerStrategy)
+    if replicas > 1 or has_servers:
+        count = "" if has_servers else f" with {replicas} replicas"
         raise RuntimeError(
             f"{action} does not work under {type(strategy).__name__}{count}: tf.distribute does "
             "not know tables, and would train copies of them. To train on several devices or "

@@ -211,7 +211,7 @@ class Received:
     def in_order(vectors: Sequence[tf.Tensor]) -> Received:
         """Creates it from [n, dimension] for each table, in the order of the request."""
         with _ops.on_host():
-            counts = tf.stack([tf.shape(of_table, tf.int64)[:1] for of_table in vectors])
+            counts = tf.stack([tf.shape(table_vectors, tf.int64)[:1] for table_vectors in vectors])
         return Received(tf.zeros([0], tf.int32), vectors, counts, counts, 0)
 
 
@@ -341,8 +341,8 @@ def read_owned(
                 combiners=["sum"] * len(numbers),
                 insert=insert,
             )
-            for t, of_table, its_rows in zip(numbers, read, read_rows, strict=True):
-                vectors[t], rows[t] = of_table, its_rows
+            for t, table_vectors, table_rows in zip(numbers, read, read_rows, strict=True):
+                vectors[t], rows[t] = table_vectors, table_rows
     for t, table in enumerate(tables):
         if not table.is_dynamic:
             vectors[t] = resource_variable_ops.resource_gather(
@@ -436,7 +436,7 @@ def send_rows(
                 received,
                 list(rows),
                 sent,
-                dims=[int(of_table.shape[1]) for of_table in rows],
+                dims=[int(table_rows.shape[1]) for table_rows in rows],
                 wire=wire,
                 rank=communicator.get().rank,
             )

@@ -32,10 +32,10 @@ class _Pooled:
         self.rank = int(op.get_attr("rank"))
         n = self.num_features = len(self.table_of)
         t = self.num_tables = len(self.names)
-        rest = iter(inputs)
+        remaining = iter(inputs)
 
         def take(count: int) -> list[tf.Tensor]:
-            return list(itertools.islice(rest, count))
+            return list(itertools.islice(remaining, count))
 
         self.handles = take(n)
         (self.words,) = take(1)
@@ -220,23 +220,26 @@ def _join_features(
     For a dynamic table, one process adds up the ids of each feature, and then the features. For a
     matrix it adds up all ids of all features at once.
     """
-    of_tables: tuple[list[tf.Tensor], ...] = ([], [], [])
+    joined_tables: tuple[list[tf.Tensor], ...] = ([], [], [])
     for table in range(pooled.num_tables):
-        its = [i for i, t in enumerate(pooled.table_of) if t == table]
-        if len(its) == 1:
-            joined = (unique[its[0]], sums[its[0]], rows[its[0]])
+        features = [i for i, t in enumerate(pooled.table_of) if t == table]
+        if len(features) == 1:
+            joined = (unique[features[0]], sums[features[0]], rows[features[0]])
         else:
             added = (unique, sums) if pooled.dynamic[table] else (keys, values)
             with _ops.on(pooled.device):
                 joined = (
                     *_ops.library().dynemb_dedup_sum(
-                        *(tf.concat([of_features[i] for i in its], 0) for of_features in added)
+                        *(
+                            tf.concat([feature_values[i] for i in features], 0)
+                            for feature_values in added
+                        )
                     ),
                     tf.zeros([0], tf.uint32),
                 )
-        for of_table, values_of_table in zip(of_tables, joined, strict=True):
-            of_table.append(values_of_table)
-    return of_tables
+        for joined_values, table_values in zip(joined_tables, joined, strict=True):
+            joined_values.append(table_values)
+    return joined_tables
 
 
 def _sum_per_key(
@@ -247,8 +250,8 @@ def _sum_per_key(
 ) -> tuple[list[tf.Tensor], ...]:
     """Adds up the values of equal keys in their order; `rows` of static tables may be missing."""
     rows = [
-        of_table if of_table.shape[0] != 0 else tf.zeros(tf.shape(its_keys), tf.uint32)
-        for of_table, its_keys in zip(rows, keys, strict=True)
+        table_rows if table_rows.shape[0] != 0 else tf.zeros(tf.shape(table_keys), tf.uint32)
+        for table_rows, table_keys in zip(rows, keys, strict=True)
     ]
     count = len(keys)
     with _ops.on(pooled.device):  # where one rank would add them up

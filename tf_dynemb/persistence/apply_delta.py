@@ -88,8 +88,8 @@ def _apply(
                 _check_steps(snapshot, name, table, optimizer)
         stage.say([snapshot.manifest.id for snapshot in fresh])
     # Ranks may have applied different deltas if an earlier call failed on some of them.
-    of_all = set().union(*stage.said)
-    fresh_somewhere = [s for s in chain.snapshots if s.manifest.id in of_all]
+    fresh_ids = set().union(*stage.said)
+    fresh_somewhere = [s for s in chain.snapshots if s.manifest.id in fresh_ids]
     with ranks.stage():
         verify(ranks, fresh_somewhere, quiet=True)
     with ranks.stage():
@@ -164,7 +164,9 @@ def _unchanged_until(tick: int, table: DynamicVariable) -> int:
             info = cut.info(0)
             # A delta may also have rows that were not updated (docs/catch_up.md).
             updates = (rows.updates + np.int64(info.base) for _, rows in cut.blocks())
-            unchanged = not len(info.deleted) and all((some <= tick).all() for some in updates)
+            unchanged = not len(info.deleted) and all(
+                (block_updates <= tick).all() for block_updates in updates
+            )
             return cut.tick if unchanged else -1
     except tf.errors.FailedPreconditionError:
         return -1

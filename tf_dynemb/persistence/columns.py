@@ -22,7 +22,7 @@ from tf_dynemb.tables.batches import (
     NEW_SCORES,
     NO_STATE,
     counter_lines,
-    own_rows,
+    owned_rows,
     takes_counters,
     takes_scores,
 )
@@ -235,12 +235,12 @@ def load_rows(
                 for column in ("vectors", "updates", "accesses")
             ]
             state = snapshot.column(name, "state", shard.rank) if with_state else None
-            for some, keys in own_rows(table, shard.rows, entry.state_width, read_keys):
-                packed, updates, accesses = (column[some] for column in columns)
+            for selected, keys in owned_rows(table, shard.rows, entry.state_width, read_keys):
+                packed, updates, accesses = (column[selected] for column in columns)
                 vectors = from_bits(packed, entry.dtype)
                 if change.log_decay:
                     vectors = tf.cast(vectors, tf.float32) * change.decay
-                states = NO_STATE if state is None else state[some]
+                states = NO_STATE if state is None else state[selected]
                 if entry.state is not None and state is not None and any(change.log_rates):
                     states = change.state(states, entry.state.widths, entry.steps)
                 _ops.library().dynemb_load_rows(

@@ -56,12 +56,12 @@ def delta_begin(
                 f"{', '.join(sorted(tables))}."
             )
         check_schema(last, tables, path)
-    if known and optimizer is not None and not all(of.has_state(known) for of in ids):
+    if known and optimizer is not None and not all(table_ids.has_state(known) for table_ids in ids):
         raise ValueError(
             f"The snapshots at {path} have optimizer state that these tables did not take over: "
             "dump the tables again, or leave the optimizer out."
         )
-    ends = [of_table.tick(known) for of_table in ids] if known else []
+    ends = [table_ids.tick(known) for table_ids in ids] if known else []
     if since is None:
         if last is None:
             raise ValueError(
@@ -80,7 +80,7 @@ def delta_begin(
                 f"since={since} is a snapshot that these tables were never dumped to or loaded "
                 f"from: {', '.join(missing)}."
             )
-        begins = [of_table.tick(since.id) for of_table in ids]
+        begins = [table_ids.tick(since.id) for table_ids in ids]
         parent, since_tick = since.id, since.tick
     else:
         raise TypeError(f"since must be a Watermark, a datetime or None, got {since!r}.")
@@ -145,13 +145,13 @@ def check_schema(
 
 def common_id(ids: Sequence[str], known: Sequence[Snapshots]) -> str | None:
     """Returns the first of `ids` that all tables know, or None."""
-    return next((id_ for id_ in ids if all(id_ in of_table for of_table in known)), None)
+    return next((id_ for id_ in ids if all(id_ in table_ids for table_ids in known)), None)
 
 
 def common_ids(known: Sequence[Snapshots]) -> list[str]:
     """Returns the ids that all tables know, in the order in which the first table recorded them."""
     first = known[0].items() if known else []
-    return [id_ for id_, _ in first if all(id_ in of_table for of_table in known)]
+    return [id_ for id_, _ in first if all(id_ in table_ids for table_ids in known)]
 
 
 def continuations(

@@ -92,19 +92,19 @@ def takes_state(
     If it does not fit, the rows start with fresh state.
     """
     _, entry = snapshot.manifest.table(name)
-    ours = spec[0] if spec else "no optimizer"
+    optimizer = spec[0] if spec else "no optimizer"
     if entry.state and spec and spec[:2] == (entry.state.optimizer, tuple(entry.state.widths)):
         return entry.state_width > 0
     if entry.state and entry.state_width:
         warn(
             f"the state of {entry.state.optimizer!r} that table {name!r} has in "
-            f"{snapshot.directory} is dropped: {table.name!r} is trained with {ours!r}. Its rows "
-            "start with fresh state."
+            f"{snapshot.directory} is dropped: {table.name!r} is trained with {optimizer!r}. Its "
+            "rows start with fresh state."
         )
     elif spec and sum(spec[1]) and any(shard.rows for shard in entry.shards):
         warn(
             f"table {name!r} has no optimizer state in {snapshot.directory}: the rows in it start "
-            f"with fresh state of {ours!r}."
+            f"with fresh state of {optimizer!r}."
         )
     return False
 

@@ -17,7 +17,7 @@ from tf_dynemb.parallel import ownership
 from tf_dynemb.parallel.agreement import Ranks, check_alike
 from tf_dynemb.persistence.naming import described, named_variables
 from tf_dynemb.persistence.optimizer_entry import check_optimizer
-from tf_dynemb.tables.batches import NEW_SCORES, NO_STATE, own_rows, warn_of_evictions
+from tf_dynemb.tables.batches import NEW_SCORES, NO_STATE, owned_rows, warn_of_evictions
 from tf_dynemb.tables.cut import NOW, last_tick
 from tf_dynemb.tables.table import StateSpec
 from tf_dynemb.variables.dynamic import DynamicVariable
@@ -102,8 +102,8 @@ def load_foreign(
         }
     check_alike(stage.said, "the variables")
     if dynamic:
-        mine = [table.handle for table in dynamic.values()]
-        _ops.library().dynemb_swap_rows(mine, handles, last_tick(), NOW)
+        current_handles = [table.handle for table in dynamic.values()]
+        _ops.library().dynemb_swap_rows(current_handles, handles, last_tick(), NOW)
     for name, value in values.items():
         tables[name].assign(value)
     for name, table in dynamic.items():
@@ -154,13 +154,15 @@ def _stage_shard(
     states = _states(system, rows, name, table, spec) if with_state else []
     key_type = table.key_type.as_numpy_dtype
 
-    def read_keys(some: slice) -> npt.NDArray[Any]:
-        return _as_key_type(system, rows.keys[some], key_type, name)
+    def read_keys(selected: slice) -> npt.NDArray[Any]:
+        return _as_key_type(system, rows.keys[selected], key_type, name)
 
-    for some, keys in own_rows(table, len(rows.keys), len(states) * table.dimension, read_keys):
-        state = [np.asarray(values[some], np.float32) for values in states]
+    for selected, keys in owned_rows(
+        table, len(rows.keys), len(states) * table.dimension, read_keys
+    ):
+        state = [np.asarray(values[selected], np.float32) for values in states]
         if state and rows.has_state is not None and spec is not None:
-            has = rows.has_state[some, np.newaxis]
+            has = rows.has_state[selected, np.newaxis]
             state = [
                 np.where(has, x, np.float32(init)) for x, init in zip(state, spec[2], strict=True)
             ]
@@ -168,7 +170,7 @@ def _stage_shard(
         _ops.library().dynemb_load_rows(
             handle,
             keys,
-            tf.cast(tf.constant(rows.vectors[some]), table.dtype),
+            tf.cast(tf.constant(rows.vectors[selected]), table.dtype),
             np.concatenate(state, axis=1) if state else NO_STATE,
             times,
             NEW_SCORES,
@@ -181,14 +183,14 @@ def _states(
     system: System, rows: ForeignRows, name: str, table: DynamicVariable, spec: StateSpec | None
 ) -> list[npt.NDArray[Any]]:
     """Returns the other system's states in the order of ours; none if their meaning differs."""
-    ours = spec[0] if spec else "no optimizer"
-    theirs, names = system.same_state.get(ours, ("", ()))
-    if theirs == rows.optimizer and set(names) == set(rows.states):
+    optimizer = spec[0] if spec else "no optimizer"
+    foreign_optimizer, names = system.same_state.get(optimizer, ("", ()))
+    if foreign_optimizer == rows.optimizer and set(names) == set(rows.states):
         return [rows.states[state] for state in names]
     if rows.states:
         warn(
             f"the state of {rows.optimizer} that {system.name}'s table {name!r} has is dropped: "
-            f"{table.name!r} is trained with {ours!r}. Its rows start with fresh state."
+            f"{table.name!r} is trained with {optimizer!r}. Its rows start with fresh state."
         )
     return []
 

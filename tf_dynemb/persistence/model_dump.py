@@ -52,12 +52,12 @@ def incremental_model_dump(
             empty = [cut.no_rows(number) for number in range(len(tables))]
     check_alike(stage.said, "the variables")
     keys, values = [], []
-    for number, (table, some, none) in enumerate(zip(tables, batches, empty, strict=True)):
+    for number, (table, blocks, empty_rows) in enumerate(zip(tables, batches, empty, strict=True)):
         columns = (
-            np.concatenate([none.keys, *(rows.keys for rows in some)]),
-            np.concatenate([none.vectors, *(rows.vectors for rows in some)]),
+            np.concatenate([empty_rows.keys, *(rows.keys for rows in blocks)]),
+            np.concatenate([empty_rows.vectors, *(rows.vectors for rows in blocks)]),
         )
-        some.clear()
+        blocks.clear()
         keys_of_all, vectors = _of_all_ranks(ranks.comm, columns, f"dynemb/model_dump/{number}")
         keys.append(keys_of_all)
         values.append(vectors.view(table.dtype.as_numpy_dtype))  # bfloat16 from its bits

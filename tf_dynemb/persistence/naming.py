@@ -103,28 +103,31 @@ def named_tables(model: keras.layers.Layer | tf.Module) -> dict[str, DynamicVari
     return named
 
 
-def _places(of: Any, path: str, seen: set[int]) -> Iterator[tuple[str, DynamicVariable | Variable]]:
+def _places(
+    node: Any, path: str, seen: set[int]
+) -> Iterator[tuple[str, DynamicVariable | Variable]]:
     """Yields the tables in an object, with the ways to them; each object is visited once."""
-    if id(of) in seen:
+    if id(node) in seen:
         return
-    seen.add(id(of))
-    of = unwrap(of)
-    if isinstance(of, (DynamicVariable, Variable)):
-        yield path, of
+    seen.add(id(node))
+    node = unwrap(node)
+    if isinstance(node, (DynamicVariable, Variable)):
+        yield path, node
         return
     parts: list[tuple[Any, Any]] = []
-    if isinstance(of, Mapping):
-        parts = list(of.items())
-    elif isinstance(of, (list, tuple)):
-        parts = list(enumerate(of))
-    elif isinstance(of, (keras.layers.Layer, tf.Module)):
-        parts = [(name, part) for name, part in vars(of).items() if name[:1] != "_"]
-        if isinstance(of, keras.Model):
-            parts += [(f"layers/{number}", layer) for number, layer in enumerate(of.layers)]
-        own = [unwrap(weight) for weight in getattr(of, "_weights_of_tables", ())]
-        names = [_name(table).removeprefix(f"{of.name}/") for table in own]
+    if isinstance(node, Mapping):
+        parts = list(node.items())
+    elif isinstance(node, (list, tuple)):
+        parts = list(enumerate(node))
+    elif isinstance(node, (keras.layers.Layer, tf.Module)):
+        parts = [(name, part) for name, part in vars(node).items() if name[:1] != "_"]
+        if isinstance(node, keras.Model):
+            parts += [(f"layers/{number}", layer) for number, layer in enumerate(node.layers)]
+        tables = [unwrap(weight) for weight in getattr(node, "_weights_of_tables", ())]
+        names = [_name(table).removeprefix(f"{node.name}/") for table in tables]
         parts += [
-            (name if len(own) > 1 else "", table) for name, table in zip(names, own, strict=True)
+            (name if len(tables) > 1 else "", table)
+            for name, table in zip(names, tables, strict=True)
         ]
     for name, part in parts:
         yield from _places(part, "/".join(filter(None, (path, str(name)))), seen)

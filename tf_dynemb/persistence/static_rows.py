@@ -74,16 +74,16 @@ def read_static(snapshot: storage.Snapshot, name: str, variable: tf.Variable) ->
     rows = variable.global_shape[0]
     for shard in entry.shards:
         keys = snapshot.column(name, "keys", shard.rank)
-        mine = ownership.owned(variable, keys)
-        if mine is not None and not mine.any():
+        is_owned = ownership.owned(variable, keys)
+        if is_owned is not None and not is_owned.any():
             continue
-        some = slice(None) if mine is None else np.flatnonzero(mine)
+        selected = slice(None) if is_owned is None else np.flatnonzero(is_owned)
         if len(keys) and not (keys.min() >= 0 and keys.max() < rows):
             raise ValueError(
                 f"table {name!r} has keys on disk that are not row numbers below {rows}."
             )
-        positions = ownership.local_rows(variable, np.asarray(keys[some]))
-        value[positions] = snapshot.column(name, "vectors", shard.rank)[some]
+        positions = ownership.local_rows(variable, np.asarray(keys[selected]))
+        value[positions] = snapshot.column(name, "vectors", shard.rank)[selected]
         missing[positions] = False
     if missing.any():
         raise ValueError(f"table {name!r} lacks rows of {variable.name!r} on disk.")

@@ -50,8 +50,8 @@ def as_keys(
 
 
 def _has_strings(array: npt.NDArray[Any]) -> bool:
-    of_objects = array.dtype.kind == "O" and array.size > 0
-    return array.dtype.kind in "US" or (of_objects and isinstance(array.flat[0], (str, bytes)))
+    has_objects = array.dtype.kind == "O" and array.size > 0
+    return array.dtype.kind in "US" or (has_objects and isinstance(array.flat[0], (str, bytes)))
 
 
 def _array_of(keys: Any, table: str) -> npt.NDArray[Any]:

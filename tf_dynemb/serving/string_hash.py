@@ -104,29 +104,29 @@ def _factor(reader: _Reader) -> Words:
     return _K2 + reader.lengths.astype(np.uint64) * np.uint64(2)
 
 
-def _of_0(reader: _Reader) -> Words:
+def _hash_of_0(reader: _Reader) -> Words:
     return np.full(len(reader.lengths), _K2)
 
 
-def _of_1_to_3(reader: _Reader) -> Words:
+def _hash_of_1_to_3(reader: _Reader) -> Words:
     lengths = reader.lengths.astype(np.uint64)
     low = reader.byte(0) + (reader.byte(reader.lengths // 2) << np.uint64(8))
     high = lengths + (reader.byte(-1) << np.uint64(2))
     return _shift_mix(low * _K2 ^ high * _K0) * _K2
 
 
-def _of_4_to_7(reader: _Reader) -> Words:
+def _hash_of_4_to_7(reader: _Reader) -> Words:
     first = reader.lengths.astype(np.uint64) + (reader.half(0) << np.uint64(3))
     return _mix(first, reader.half(-4), _factor(reader))
 
 
-def _of_8_to_16(reader: _Reader) -> Words:
+def _hash_of_8_to_16(reader: _Reader) -> Words:
     factor = _factor(reader)
     a, b = reader.word(0) + _K2, reader.word(-8)
     return _mix(_rotate(b, 37) * factor + a, (_rotate(a, 25) + b) * factor, factor)
 
 
-def _of_17_to_32(reader: _Reader) -> Words:
+def _hash_of_17_to_32(reader: _Reader) -> Words:
     factor = _factor(reader)
     a, b = reader.word(0) * _K1, reader.word(8)
     c, d = reader.word(-8) * factor, reader.word(-16) * _K2
@@ -134,7 +134,7 @@ def _of_17_to_32(reader: _Reader) -> Words:
     return _mix(first, a + _rotate(b + _K2, 18) + c, factor)
 
 
-def _of_33_to_64(reader: _Reader) -> Words:
+def _hash_of_33_to_64(reader: _Reader) -> Words:
     factor = _factor(reader)
     a, b = reader.word(0) * _K2, reader.word(8)
     c, d = reader.word(-8) * factor, reader.word(-16) * _K2
@@ -146,35 +146,35 @@ def _of_33_to_64(reader: _Reader) -> Words:
     return _mix(first, e + _rotate(f + a, 18) + g, factor)
 
 
-def _of_65_and_more(reader: _Reader) -> Words:
+def _hash_of_65_and_more(reader: _Reader) -> Words:
     """Blocks of 64 bytes, and then the last 64 bytes again, which may overlap the block before."""
     blocks = (reader.lengths - 1) // 64
-    rest = ((reader.lengths - 1) & 63).astype(np.uint64)
+    last_bytes = ((reader.lengths - 1) & 63).astype(np.uint64)
     seed = np.full(len(blocks), 81, np.uint64)
     y = seed * _K1 + np.uint64(113)
     zero = np.zeros_like(seed)
     x = seed * _K2 + reader.word(0)
     z = _shift_mix(y * _K2 + np.uint64(113)) * _K2
     state: tuple[Words, ...] = (x, y, z, zero, zero, zero, zero)
-    one = np.full_like(seed, _K1)
+    k1 = np.full_like(seed, _K1)
     for block in range(int(blocks.max())):
         # Texts that have ended read their last block again; the result is not used.
         place = np.minimum(block, blocks - 1) * 64
-        after = _of_block(reader, place, state, one, np.uint64(1))
+        after = _mix_block(reader, place, state, k1, np.uint64(1))
         goes_on = block < blocks
         state = tuple(np.where(goes_on, *both) for both in zip(after, state, strict=True))
     x, y, z, v0, v1, w0, w1 = state
     factor = _K1 + ((z & np.uint64(0xFF)) << np.uint64(1))
-    w0 = w0 + rest
+    w0 = w0 + last_bytes
     v0 = v0 + w0
     w0 = w0 + v0
     last = (x, y, z, v0, v1, w0, w1)
-    x, y, z, v0, v1, w0, w1 = _of_block(reader, reader.lengths - 64, last, factor, np.uint64(9))
+    x, y, z, v0, v1, w0, w1 = _mix_block(reader, reader.lengths - 64, last, factor, np.uint64(9))
     first = _mix(v0, w0, factor) + _shift_mix(y) * _K0 + z
     return _mix(first, _mix(v1, w1, factor) + x, factor)
 
 
-def _of_block(
+def _mix_block(
     reader: _Reader,
     place: npt.NDArray[np.int64],
     state: tuple[Words, ...],
@@ -188,12 +188,12 @@ def _of_block(
     x = x ^ (w1 * weight)
     y = y + v0 * weight + reader.word(place + 40)
     z = _rotate(z + w0, 33) * factor
-    v = _of_half_block(reader, place, v1 * factor, x + w0)
-    w = _of_half_block(reader, place + 32, z + w1, y + reader.word(place + 16))
+    v = _mix_half_block(reader, place, v1 * factor, x + w0)
+    w = _mix_half_block(reader, place + 32, z + w1, y + reader.word(place + 16))
     return (z, y, x, *v, *w)
 
 
-def _of_half_block(
+def _mix_half_block(
     reader: _Reader, place: npt.NDArray[np.int64], a: Words, b: Words
 ) -> tuple[Words, Words]:
     words = [reader.word(place + offset) for offset in (0, 8, 16, 24)]
@@ -206,11 +206,11 @@ def _of_half_block(
 
 # The hashes by length: the least and the greatest length of each.
 _HASHES = (
-    (0, 0, _of_0),
-    (1, 3, _of_1_to_3),
-    (4, 7, _of_4_to_7),
-    (8, 16, _of_8_to_16),
-    (17, 32, _of_17_to_32),
-    (33, 64, _of_33_to_64),
-    (65, 2**62, _of_65_and_more),
+    (0, 0, _hash_of_0),
+    (1, 3, _hash_of_1_to_3),
+    (4, 7, _hash_of_4_to_7),
+    (8, 16, _hash_of_8_to_16),
+    (17, 32, _hash_of_17_to_32),
+    (33, 64, _hash_of_33_to_64),
+    (65, 2**62, _hash_of_65_and_more),
 )

@@ -199,14 +199,14 @@ class Table:
             newer.append(self.levels[i + 1 :])
         for (keys, rows, decays), levels in zip(sources, newer, strict=True):
             for begin in range(0, keys.size, chunk):
-                some = np.asarray(keys[begin : begin + chunk])
-                kept = np.ones(some.size, np.bool_)
+                chunk_keys = np.asarray(keys[begin : begin + chunk])
+                kept = np.ones(chunk_keys.size, np.bool_)
                 for level in levels:
-                    kept &= level.lacks(some)
+                    kept &= level.lacks(chunk_keys)
                 if kept.any():
                     vectors = self.schema.widened(np.asarray(rows[begin : begin + chunk])[kept])
                     since = decays if decays is None else decays[begin : begin + chunk][kept]
-                    yield some[kept], self._decayed(vectors, since)
+                    yield chunk_keys[kept], self._decayed(vectors, since)
 
     def _base_contains(self, keys: Keys) -> Mask:
         return self._in_chunks(self._read_base, keys)

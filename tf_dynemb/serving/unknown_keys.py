@@ -58,8 +58,8 @@ class UnknownKeys:
             out = np.empty((keys.size, self.dimension), _F)
             step = max(1, _WORDS // self.dimension)
             for begin in range(0, keys.size, step):
-                some = keys[begin : begin + step]
-                out[begin : begin + step] = self._initial_vectors(some)
+                chunk = keys[begin : begin + step]
+                out[begin : begin + step] = self._initial_vectors(chunk)
         if self.padding_id is not None:
             out[keys == keys.dtype.type(self.padding_id)] = 0
         return out

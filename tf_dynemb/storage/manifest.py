@@ -202,13 +202,13 @@ class TableEntry:
 
     def column_type(self, column: str, shard: Shard) -> tuple[np.dtype[Any], tuple[int, ...]]:
         """Returns the dtype and shape of a shard's column; raises KeyError if it is unknown."""
-        others: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {
+        special_columns: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {
             "deleted": (KEY_TYPES[self.key_type], (shard.deleted,)),
             "index": (np.dtype(np.uint32), (index_size(shard.rows),)),
             "admission": (np.dtype(np.uint64), (shard.admission_lines, ADMISSION_WORDS)),
         }
-        if column in others:
-            return others[column]
+        if column in special_columns:
+            return special_columns[column]
         dtype, row_shape = self.row_columns[column]
         return dtype, (shard.rows, *row_shape)
 
@@ -436,7 +436,7 @@ def _expiry_marks(members: Fields) -> tuple[int, ...]:
         return ()
     marks = members.integers("expiry_marks", 0, 2**63 - 1)
     untils, times = (marks[0:1] + marks[1::2], marks[2::2]) if marks else ((), ())
-    ascending = all(list(some) == sorted(some) for some in (untils, times))
+    ascending = all(list(numbers) == sorted(numbers) for numbers in (untils, times))
     members.require(
         not marks or (len(marks) % 2 == 1 and ascending), "expiry_marks", "must ascend, in pairs"
     )

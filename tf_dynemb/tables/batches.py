@@ -24,7 +24,7 @@ NO_STATE = np.empty((0, 0), np.float32)
 NEW_SCORES = np.empty([0], np.uint32)
 
 
-def own_rows(
+def owned_rows(
     table: Table, rows: int, state_width: int, read_keys: Callable[[slice], npt.NDArray[Any]]
 ) -> Iterator[tuple[slice | npt.NDArray[np.int64], npt.NDArray[Any]]]:
     """Selects the rows that this rank owns from rows that are to be loaded.
@@ -44,13 +44,13 @@ def own_rows(
     for begin in range(0, rows, range_size):
         end = min(begin + range_size, rows)
         keys = read_keys(slice(begin, end))
-        mine = ownership.owned(table, keys)
-        if mine is None or mine.all():
+        is_owned = ownership.owned(table, keys)
+        if is_owned is None or is_owned.all():
             for start in range(begin, end, step):
-                some = slice(start, min(start + step, end))
-                yield some, keys[some.start - begin : some.stop - begin]
+                selected = slice(start, min(start + step, end))
+                yield selected, keys[selected.start - begin : selected.stop - begin]
         else:
-            positions = np.flatnonzero(mine)
+            positions = np.flatnonzero(is_owned)
             for start in range(0, len(positions), step):
                 here = positions[start : start + step]
                 yield begin + here, keys[here]

@@ -119,14 +119,14 @@ def write_content(table: Table, content: Content, adopt_state: bool) -> None:
         handle = table.make_empty(len(rows.keys), target, seed)
         if has_state:
             load_steps(handle, info.get("steps", ()), info["tick"])
-        for some in slices(table, len(rows.keys), rows.state.shape[1]):
+        for batch in slices(table, len(rows.keys), rows.state.shape[1]):
             _ops.library().dynemb_load_rows(
                 handle,
-                tf.constant(rows.keys[some], table.key_type),
-                tf.cast(from_bits(rows.vectors[some], info["dtype"]), table.dtype),
-                rows.state[some] if has_state else NO_STATE,
-                rows.updates[some],
-                rows.accesses[some] if keeps_scores else NEW_SCORES,
+                tf.constant(rows.keys[batch], table.key_type),
+                tf.cast(from_bits(rows.vectors[batch], info["dtype"]), table.dtype),
+                rows.state[batch] if has_state else NO_STATE,
+                rows.updates[batch],
+                rows.accesses[batch] if keeps_scores else NEW_SCORES,
                 info["base"],
                 info["tick"] + 1,
             )

@@ -181,7 +181,7 @@ class Flushes:
     @property
     def is_open(self) -> bool:
         """Whether this process has the folder, and no other table of it has taken it over."""
-        return self._lock is not None and self._lock.is_ours
+        return self._lock is not None and self._lock.taken_by_this_process
 
     def take_over(self) -> None:
         """Makes this table the one that has the folder, instead of a former one."""
@@ -256,7 +256,7 @@ class _Lock:
             ) from None
 
     @property
-    def is_ours(self) -> bool:
+    def taken_by_this_process(self) -> bool:
         """Whether this process took the lock, and not the one that it is a child of."""
         return os.getpid() == self._pid
 

@@ -483,9 +483,9 @@ def _file_attributes(options: TableOptions, rank: int, ranks: int) -> dict[str, 
     if options.file_path is None:
         return {}
     folder = os.path.abspath(options.file_path)
-    own = f"{rank}-{ranks}"
-    if ranks > 1 and own not in folder.split(os.sep):
-        folder = os.path.join(folder, own)
+    rank_folder = f"{rank}-{ranks}"
+    if ranks > 1 and rank_folder not in folder.split(os.sep):
+        folder = os.path.join(folder, rank_folder)
     try:
         if options.persistent:
             make_durable_folder(folder)

@@ -35,7 +35,7 @@ _OPTIMIZER = "the optimizer"
 _TFRA = System(
     "TFRA",
     "tfra.load_checkpoint",
-    {ours: (_OPTIMIZER, states) for ours, states in _STATES.items()},
+    {optimizer: (_OPTIMIZER, states) for optimizer, states in _STATES.items()},
 )
 # Beside the TensorFlow checkpoint of a SavedModel or of a FileSystemSaver.
 _FOLDER = "TFRADynamicEmbedding"
@@ -128,20 +128,22 @@ def _rows(
         raise FileNotFoundError(
             f"TFRA has saved no table {name!r}, but {', '.join(map(repr, shards)) or 'none'}."
         )
-    of_state = {}
-    for state, its_table in states.items():
-        pairs = [read(layout) for read in shards[its_table]()]
+    columns_of_state = {}
+    for state, state_table in states.items():
+        pairs = [read(layout) for read in shards[state_table]()]
         keys, vectors = (np.concatenate(column) for column in zip(*pairs, strict=True))
         order = np.argsort(keys, kind="stable")
-        of_state[state] = (keys[order], vectors, order)
+        columns_of_state[state] = (keys[order], vectors, order)
     rows = []
     for read in shards[name]():
         keys, vectors = read(layout)
-        its_states, has_all = {}, np.ones(len(keys), bool)
-        for state, columns in of_state.items():
-            its_states[state], has = _at_keys(keys, *columns)
+        shard_states, has_all = {}, np.ones(len(keys), bool)
+        for state, columns in columns_of_state.items():
+            shard_states[state], has = _at_keys(keys, *columns)
             has_all &= has
-        rows.append(ForeignRows(keys, vectors, its_states, _OPTIMIZER if states else None, has_all))
+        rows.append(
+            ForeignRows(keys, vectors, shard_states, _OPTIMIZER if states else None, has_all)
+        )
     return rows
 
 
@@ -168,16 +170,19 @@ def _names_of_states(
     optimizer: OptimizerWrapper,
     table: DynamicVariable | Variable,
 ) -> dict[str, str]:
-    """Returns the name of the table of each state of an optimizer, in the order of our rows.
+    """Returns for each state of an optimizer the name of TFRA's table, in the order of our state.
 
     TFRA saves the names of states, not of optimizers.
     """
-    ours, widths, _ = optimizer.state_spec(table) if hasattr(table, "state_spec") else ("", (), ())
-    wanted = _STATES.get(ours)
+    optimizer_name, widths, _ = (
+        optimizer.state_spec(table) if hasattr(table, "state_spec") else ("", (), ())
+    )
+    wanted = _STATES.get(optimizer_name)
     if wanted is None:
         if widths:
             warn(
-                f"the state of {ours!r} is not loaded: the rows of {name!r} start with fresh state."
+                f"the state of {optimizer_name!r} is not loaded: the rows of {name!r} start with "
+                "fresh state."
             )
         return {}
     # <name>/<name of the optimizer's variable>/<state>, or <name>/<state>
@@ -198,8 +203,8 @@ def _names_of_states(
     if len(complete) != 1:
         what = "no state of" if not complete else f"{len(complete)} states of"
         warn(
-            f"TFRA has saved {what} {ours!r} for the table {name!r}: its rows start with fresh "
-            "state."
+            f"TFRA has saved {what} {optimizer_name!r} for the table {name!r}: its rows start with "
+            "fresh state."
         )
         return {}
     return complete[0]

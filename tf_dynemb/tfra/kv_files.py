@@ -22,7 +22,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from tf_dynemb import _ops, communicator
-from tf_dynemb.tables.batches import own_rows
+from tf_dynemb.tables.batches import owned_rows
 from tf_dynemb.tables.table import Table
 
 _SHARD = re.compile(r"_mht_(\d+)of(\d+)_rank(\d+)_size(\d+)$")
@@ -163,7 +163,7 @@ def write(
         os.replace(f"{path}{end}.tmp", path + end)
 
 
-def upsert_own(table: Table, keys: npt.NDArray[Any], values: npt.NDArray[Any]) -> None:
+def upsert_owned(table: Table, keys: npt.NDArray[Any], values: npt.NDArray[Any]) -> None:
     """Upserts the rows that this rank owns, without communication.
 
     Args:
@@ -171,9 +171,9 @@ def upsert_own(table: Table, keys: npt.NDArray[Any], values: npt.NDArray[Any]) -
         keys: an array [n] of the table's key type.
         values: an array [n, dim] of the table's dtype.
     """
-    for some, its_keys in own_rows(table, len(keys), 0, lambda part: np.array(keys[part])):
-        vectors = tf.constant(values[some])
-        _ops.library().dynemb_upsert(table.handle, tf.constant(its_keys), vectors)
+    for selected, owned_keys in owned_rows(table, len(keys), 0, lambda part: np.array(keys[part])):
+        vectors = tf.constant(values[selected])
+        _ops.library().dynemb_upsert(table.handle, tf.constant(owned_keys), vectors)
 
 
 def _key_files(folder: str) -> list[str]:

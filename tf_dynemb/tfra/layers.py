@@ -81,14 +81,14 @@ class Embedding(TableLayer):
         if kwargs.get("init_capacity", 1) == 0:  # TFRA's default
             del kwargs["init_capacity"]
         max_norm = check_max_norm(kwargs.pop("max_norm", None))
-        of_strings = tf.as_dtype(key_dtype) == tf.string
+        has_strings = tf.as_dtype(key_dtype) == tf.string
         if value_dtype is not None:
             kwargs["dtype"] = tf.as_dtype(value_dtype).name
         super().__init__(
             embedding_size,
             initializer=keras.initializers.RandomNormal() if initializer is None else initializer,
-            key_type=tf.int64 if of_strings else key_dtype,
-            hash_strings=of_strings,
+            key_type=tf.int64 if has_strings else key_dtype,
+            hash_strings=has_strings,
             padding_id=None,
             default_vector=None,
             embeddings_regularizer=None,
@@ -151,14 +151,14 @@ class Embedding(TableLayer):
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments of the constructor; kv_creator as table options, no devices."""
         config = super().get_config()
-        ours = ("dim", "padding_id", "default_vector", "hash_strings", "key_type")
-        for name in (*ours, "embeddings_regularizer", "embeddings_constraint"):
+        own_arguments = ("dim", "padding_id", "default_vector", "hash_strings", "key_type")
+        for name in (*own_arguments, "embeddings_regularizer", "embeddings_constraint"):
             del config[name]
         config["key_dtype"] = "string" if self.hash_strings else self.key_type.name
         policy = self._variable_options["restrict_policy"]
         if policy is not None:
-            is_ours = POLICIES.get(policy.__name__) is policy
-            config["restrict_policy"] = policy.__name__ if is_ours else policy
+            is_known = POLICIES.get(policy.__name__) is policy
+            config["restrict_policy"] = policy.__name__ if is_known else policy
         config["checkpoint"] = self._variable_options["checkpoint"]
         return {
             **config,

@@ -356,7 +356,7 @@ class Variable(DynamicVariable):
             for prefix in prefixes
         ]
         for keys, values in pairs:
-            kv_files.upsert_own(self, keys, values)
+            kv_files.upsert_owned(self, keys, values)
 
     def load_from_file_system_with_restore_function(
         self,

@@ -71,9 +71,9 @@ def explain(table: Table, keys: npt.NDArray[np.integer[Any]]) -> list[Explanatio
     if comm.size == 1:
         return _explain(table, keys, 0)
     asked: Sequence[list[int]] = comm.gather_objects(keys.tolist(), "dynemb/explain/keys")
-    every = np.array(sorted({key for some in asked for key in some}), keys.dtype)
-    mine = ownership.owned(table, every)
-    held = _explain(table, every if mine is None else every[mine], comm.rank)
+    every = np.array(sorted({key for rank_keys in asked for key in rank_keys}), keys.dtype)
+    is_owned = ownership.owned(table, every)
+    held = _explain(table, every if is_owned is None else every[is_owned], comm.rank)
     parts = comm.gather_objects([_to_json(each) for each in held], "dynemb/explain/rows")
     known = {each.key: each for part in parts for each in map(_from_json, part)}
     return [known[key] for key in keys.tolist()]

@@ -94,16 +94,16 @@ def _groups(variables: Sequence[tf.Variable]) -> Iterator[list[tf.Variable]]:
 
 def _check_alike(said: Sequence[Any]) -> None:
     root, variables = said[0]
-    for rank, (its_root, its_variables) in enumerate(said[1:], start=1):
-        if its_root != root:
-            raise ValueError(f"root_rank is {root} on rank 0, but {its_root} on rank {rank}.")
-        if len(its_variables) != len(variables):
+    for rank, (rank_root, rank_variables) in enumerate(said[1:], start=1):
+        if rank_root != root:
+            raise ValueError(f"root_rank is {root} on rank 0, but {rank_root} on rank {rank}.")
+        if len(rank_variables) != len(variables):
             raise ValueError(
-                f"There are {len(variables)} dense variables on rank 0, but {len(its_variables)} "
+                f"There are {len(variables)} dense variables on rank 0, but {len(rank_variables)} "
                 f"on rank {rank}."
             )
-        for i, (mine, other) in enumerate(zip(variables, its_variables, strict=True)):
-            if mine != other:
+        for i, (here, there) in enumerate(zip(variables, rank_variables, strict=True)):
+            if here != there:
                 raise ValueError(
-                    f"Dense variable {i} is {mine} on rank 0, but {other} on rank {rank}."
+                    f"Dense variable {i} is {here} on rank 0, but {there} on rank {rank}."
                 )

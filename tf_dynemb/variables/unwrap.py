@@ -29,14 +29,15 @@ def filter_variables(
             `model.trainable_variables`.
 
     Returns:
-        (ours, others): two lists of the objects that were passed, in their order.
+        (embedding_variables, other_variables): two lists of the objects that were passed, in
+            their order.
     """
-    ours: list[tf.Variable | keras.Variable] = []
-    others: list[tf.Variable | keras.Variable] = []
+    embedding_variables: list[tf.Variable | keras.Variable] = []
+    other_variables: list[tf.Variable | keras.Variable] = []
     for variable in variables:
-        is_ours = isinstance(unwrap(variable), (DynamicVariable, Variable))
-        (ours if is_ours else others).append(variable)
-    return ours, others
+        is_embedding = isinstance(unwrap(variable), (DynamicVariable, Variable))
+        (embedding_variables if is_embedding else other_variables).append(variable)
+    return embedding_variables, other_variables
 
 
 def tables_of(layer: keras.layers.Layer) -> list[DynamicVariable | Variable]:
@@ -45,13 +46,13 @@ def tables_of(layer: keras.layers.Layer) -> list[DynamicVariable | Variable]:
     Raises:
         ValueError: the layer has none, or has not been called yet and therefore not made them.
     """
-    ours, _ = filter_variables(layer.variables)
-    if not ours:
+    variables, _ = filter_variables(layer.variables)
+    if not variables:
         raise ValueError(
             f"{layer.name} has no tables among its weights. If they are attributes of a layer that "
             "has not been called yet, call it once."
         )
-    return [unwrap(variable) for variable in ours]
+    return [unwrap(variable) for variable in variables]
 
 
 def dynamic(variable: Any, name: str = "var") -> DynamicVariable:
