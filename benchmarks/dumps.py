@@ -85,7 +85,7 @@ def peak_growth(action: Any) -> float:
 def dump_and_load(folder: Path, rows: int, repeats: int) -> list[Result]:
     import tf_dynemb as de
 
-    table, other = filled(rows), de.DynamicVariable(DIM, name="t")
+    table, loaded_table = filled(rows), de.DynamicVariable(DIM, name="t")
     path = folder / "chain"
 
     def dump() -> None:
@@ -95,18 +95,18 @@ def dump_and_load(folder: Path, rows: int, repeats: int) -> list[Result]:
     size = size_of(path)
     name = f"{rows / 1e6:g} M x {DIM}"
 
-    def ours(action: Any) -> Any:
+    def timed(action: Any) -> Any:
         return lambda: seconds_of(action)
 
-    def of_dd() -> float:
+    def copy_with_dd() -> float:
         return seconds_of(lambda: dd(folder / "dd", size))
 
     def load() -> None:
-        de.load(path, other, quiet=True)
+        de.load(path, loaded_table, quiet=True)
 
-    dumps = interleave({OURS: ours(dump), DD: of_dd}, repeats)
+    dumps = interleave({OURS: timed(dump), DD: copy_with_dd}, repeats)
     memory = [peak_growth(dump) for _ in range(repeats)]
-    loads = interleave({OURS: ours(load), DD: of_dd}, repeats)
+    loads = interleave({OURS: timed(load), DD: copy_with_dd}, repeats)
     return [
         Result(f"dump, {name}, {size / 1e6:.0f} MB", "s", dumps, less_is_better=True),
         Result(f"dump, {name}: memory beside the table", "MB", {OURS: memory}),

@@ -143,26 +143,30 @@ class Exchange:
         dim = self.options.dim
         row = {None: 4 * dim, "float16": 2 * dim, "bfloat16": 2 * dim, "int8": dim + 4}
         width = row[self.options.exchange_dtype]
-        others = unique * (size - 1) // size
-        return [others * 8 + 4 * TABLES * (size - 1) * size, others * width, others * width]
+        sent_rows = unique * (size - 1) // size
+        return [
+            sent_rows * 8 + 4 * TABLES * (size - 1) * size,
+            sent_rows * width,
+            sent_rows * width,
+        ]
 
 
 def run(options: argparse.Namespace) -> None:
     """Measures, and prints the figures on rank 0."""
     de.init("horovod")
-    of = Exchange(options)
-    functions = {"whole": of.whole, "route": of.route, "bare": of.bare}
+    exchange = Exchange(options)
+    functions = {"whole": exchange.whole, "route": exchange.route, "bare": exchange.bare}
     for function in [*functions.values()] * 3:
-        of.milliseconds(function)
+        exchange.milliseconds(function)
     times: dict[str, list[float]] = {name: [] for name in functions}
     for _ in range(options.repeats):
         for name, function in functions.items():
-            times[name].append(of.milliseconds(function))
-    counted, expected = of.bytes_to_others(), of.formula()
-    if of.comm.rank != 0:
+            times[name].append(exchange.milliseconds(function))
+    counted, expected = exchange.bytes_to_others(), exchange.formula()
+    if exchange.comm.rank != 0:
         return
     print(
-        f"{of.comm.size} ranks, {TABLES} tables of dim {options.dim}, batch {options.batch}, "
+        f"{exchange.comm.size} ranks, {TABLES} tables of dim {options.dim}, batch {options.batch}, "
         f"hotness {options.hotness}, {options.ids} ids, exchange_dtype {options.exchange_dtype}"
     )
     for name, is_, by_formula in zip(

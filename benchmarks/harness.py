@@ -60,10 +60,10 @@ class Result:
 
     def ratio(self, peer: str) -> float | None:
         """Returns how many times better than the peer we are; None if either is missing or zero."""
-        ours, theirs = self.median(OURS), self.median(peer)
-        if not ours or not theirs:
+        dynemb_median, peer_median = self.median(OURS), self.median(peer)
+        if not dynemb_median or not peer_median:
             return None
-        return theirs / ours if self.less_is_better else ours / theirs
+        return peer_median / dynemb_median if self.less_is_better else dynemb_median / peer_median
 
 
 def seconds_of(action: Callable[[], object]) -> float:

@@ -50,12 +50,12 @@ def read_ratings(path: Path) -> npt.NDArray[np.int64]:
 def run(ratings: npt.NDArray[np.int64], batch: int, dim: int, options: list[Any]) -> Outcome:
     """Streams all ratings; `options` has the table options of users and of movies."""
     tables = [
-        de.DynamicVariable(1 + dim, "normal", name=name, seed=1, **its)
-        for name, its in zip(("users", "movies"), options, strict=True)
+        de.DynamicVariable(1 + dim, "normal", name=name, seed=1, **table_options)
+        for name, table_options in zip(("users", "movies"), options, strict=True)
     ]
     optimizer = de.OptimizerWrapper(keras.optimizers.Adagrad(0.05))
     mean = float(ratings[: len(ratings) // 10, 2].mean())
-    uses_data_time = [its.get("ttl_clock") == "data" for its in options]
+    uses_data_time = [table_options.get("ttl_clock") == "data" for table_options in options]
 
     @tf.function(reduce_retracing=True)
     def step(ids: Any, stars: Any, now: Any) -> Any:
@@ -72,14 +72,18 @@ def run(ratings: npt.NDArray[np.int64], batch: int, dim: int, options: list[Any]
 
     squares, count = 0.0, 0
     for begin in range(0, len(ratings), batch):
-        some = ratings[begin : begin + batch]
-        stars = tf.constant(some[:, 2], tf.float32)
-        total = step(tf.constant(some[:, :2]), stars, tf.constant(some[-1, 3]))
+        block = ratings[begin : begin + batch]
+        stars = tf.constant(block[:, 2], tf.float32)
+        total = step(tf.constant(block[:, :2]), stars, tf.constant(block[-1, 3]))
         if begin >= len(ratings) // 2:
             squares += float(total)
-            count += len(some)
+            count += len(block)
     held = [table.stats() for table in tables]
-    counters = sum(2.8 * its["admission"].counters for its in options if "admission" in its)
+    counters = sum(
+        2.8 * table_options["admission"].counters
+        for table_options in options
+        if "admission" in table_options
+    )
     used = sum(stats["row_bytes"] + stats["index_bytes"] for stats in held) + counters
     return Outcome((squares / count) ** 0.5, sum(stats["size"] for stats in held), used / 1e6)
 
@@ -103,10 +107,10 @@ def main() -> None:
         """Options of tables of a tenth of the rows, with one counter per row."""
         limits = []
         for rows in tenths:
-            its = {"max_capacity": rows, "init_capacity": rows, **more}
-            if "admission" in its:
-                its["admission"] = de.Frequency(2, counters=rows)
-            limits.append(its)
+            table_options = {"max_capacity": rows, "init_capacity": rows, **more}
+            if "admission" in table_options:
+                table_options["admission"] = de.Frequency(2, counters=rows)
+            limits.append(table_options)
         return limits
 
     def forgetting(**more: Any) -> list[Any]:

@@ -193,8 +193,8 @@ def lookups(table: de.DynamicVariable, served: Any, rows: int, repeats: int) -> 
 
     The served table is warm: each of its keys has been asked for once, and its files are verified.
     """
-    for some in np.array_split(np.random.default_rng(1).permutation(rows), 1 + rows // CHUNK):
-        served.lookup(tf.constant(some))
+    for chunk in np.array_split(np.random.default_rng(1).permutation(rows), 1 + rows // CHUNK):
+        served.lookup(tf.constant(chunk))
     batches = [
         tf.constant(keys) for keys in np.random.default_rng(2).integers(0, rows, [32, BATCH])
     ]

@@ -134,10 +134,10 @@ def export_case(peers: dict[str, Peer], dim: int, rows: int, repeats: int) -> Re
     """Measures the export of all rows. DenseHashTable returns its arrays, with empty slots."""
     import tf_dynemb as de
 
-    ours: Any = peers[OURS]
+    dynemb: Any = peers[OURS]
     static: Any = peers[STATIC]
     actions: dict[str, Callable[[], float]] = {
-        OURS: partial(seconds_of, partial(de.export, ours.variable)),
+        OURS: partial(seconds_of, partial(de.export, dynemb.variable)),
         STATIC: partial(seconds_of, static.variable.numpy),
     }
     warm_memory()
@@ -171,9 +171,9 @@ def main() -> None:
     if {OURS, STATIC} <= peers.keys():
         results.append(export_case(peers, dim, rows, options.repeats))
     finish(results, options.json)
-    ours: Any = peers.get(OURS)
-    if ours is not None:
-        print(f"statistics of our table: {ours.variable.stats()}")
+    dynemb: Any = peers.get(OURS)
+    if dynemb is not None:
+        print(f"statistics of our table: {dynemb.variable.stats()}")
 
 
 if __name__ == "__main__":

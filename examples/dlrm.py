@@ -139,8 +139,8 @@ def train_epoch(
 
 def mean_over_ranks(losses: list[tf.Tensor], comm: Communicator) -> float:
     """Averages losses over the ranks, whose parts have the same size."""
-    mine = float(np.mean([loss.numpy() for loss in losses]))
-    return statistics.mean(comm.gather_objects(mine, "dlrm/loss"))
+    rank_mean = float(np.mean([loss.numpy() for loss in losses]))
+    return statistics.mean(comm.gather_objects(rank_mean, "dlrm/loss"))
 
 
 def test(model: Dlrm, batches: Batches, comm: Communicator) -> dict[str, float] | None:
@@ -171,9 +171,9 @@ def measure_phases(model: Dlrm, batches: Iterable[Samples], comm: Communicator) 
     for _ in range(TRACED_STEPS):
         step()
     untraced = (time.perf_counter() - began) / TRACED_STEPS * 1e3
-    of_step = step_phases.mean_over_ranks(step_phases.trace(step, TRACED_STEPS), comm)
+    step_shares = step_phases.mean_over_ranks(step_phases.trace(step, TRACED_STEPS), comm)
     if comm.rank == 0:
-        print("\n" + "\n".join(step_phases.table(of_step, untraced)))
+        print("\n" + "\n".join(step_phases.table(step_shares, untraced)))
         print(step_phases.__doc__.partition("Each phase therefore has two figures:")[2].strip())
 
 
@@ -246,7 +246,7 @@ def run(options: argparse.Namespace) -> dict[str, float] | None:
         if isinstance(test_clicks, SyntheticClicks):
             best = best_scores(test_clicks, evaluation.samples)
             print(f"planted model's own: AUC {best['auc']:.4f}, logloss {best['logloss']:.4f}")
-        rows_held = ", ".join(f"{sum(of_rank):,}" for of_rank in held)
+        rows_held = ", ".join(f"{sum(rank_rows):,}" for rank_rows in held)
         print(f"rows in the tables of each rank: {rows_held}")
         if step_seconds:
             measured["samples_per_second"] = options.batch_size / statistics.median(step_seconds)

@@ -163,8 +163,8 @@ def spans_of(events: Iterable[Event]) -> Iterator[Span]:
             yield Span(EXECUTOR, _EXECUTES, event.start, event.end)
         elif colon and node and node[-1] != ":" and kind.isidentifier() and "Eager" not in node:
             operators[event.thread].append(event)
-    for of_thread in operators.values():
-        yield from _innermost(of_thread)
+    for thread_spans in operators.values():
+        yield from _innermost(thread_spans)
 
 
 def _innermost(events: list[Event]) -> Iterator[Span]:
@@ -230,23 +230,23 @@ def trace(step: Callable[[], object], steps: int) -> Shares:
     return Shares(*({phase: ms / steps for phase, ms in part.items()} for part in total))
 
 
-def mean_over_ranks(mine: Shares, comm: Communicator) -> Shares:
+def mean_over_ranks(rank_shares: Shares, comm: Communicator) -> Shares:
     """Returns the mean of the shares over the ranks. Collective."""
-    each = comm.gather_objects(list(mine), "step_phases/shares")
+    each = comm.gather_objects(list(rank_shares), "step_phases/shares")
     return Shares(
         *(
             {phase: sum(rank[i].get(phase, 0.0) for rank in each) / len(each) for phase in PHASES}
-            for i in range(len(mine))
+            for i in range(len(rank_shares))
         )
     )
 
 
-def table(of_step: Shares, untraced_ms: float) -> Iterator[str]:
+def table(step: Shares, untraced_ms: float) -> Iterator[str]:
     """Yields the lines of a table with the shares of a step."""
-    total = sum(of_step.alone.values())
+    total = sum(step.alone.values())
     yield f"{'phase of a step':34}{'ms alone':>9}{'':>6}{'ms in all':>11}{'hidden':>9}"
     for phase in PHASES:
-        alone, in_all = of_step.alone.get(phase, 0.0), of_step.in_all.get(phase, 0.0)
+        alone, in_all = step.alone.get(phase, 0.0), step.in_all.get(phase, 0.0)
         if in_all < 0.0005 * total:
             continue
         hidden = f"{1 - alone / in_all:.0%}" if in_all > alone * 1.005 else "-"

@@ -80,8 +80,8 @@ def write(folder: pathlib.Path, name: str, soname: str) -> None:
     if name == "libc.so":
         # As in the system's own libc.so: the parts that are always linked statically, and the
         # loader, for thread-local data.
-        rest = f"{path_of('libc_nonshared.a')} AS_NEEDED ( {path_of('ld-linux-x86-64.so.2')} )"
-        (folder / name).write_text(f"GROUP ( {target.resolve()} {rest} )\n")
+        libraries = f"{path_of('libc_nonshared.a')} AS_NEEDED ( {path_of('ld-linux-x86-64.so.2')} )"
+        (folder / name).write_text(f"GROUP ( {target.resolve()} {libraries} )\n")
     print(f"{soname}: {len(found)} symbols")
 
 

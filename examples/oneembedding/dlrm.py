@@ -175,8 +175,8 @@ def evaluate(model: Dlrm, batches: list[Batch], flags: argparse.Namespace) -> fl
     comm = communicator.get()
     labels, chances = [], []
     for batch in batches:
-        its_labels, dense, sparse = tensors(batch, flags.one_embedding_key_type)
-        labels.append(its_labels.numpy())
+        batch_labels, dense, sparse = tensors(batch, flags.one_embedding_key_type)
+        labels.append(batch_labels.numpy())
         chances.append(model.predict(dense, sparse).numpy())
     scores = score_of_all(comm, np.concatenate(labels), np.concatenate(chances))
     return 0.0 if scores is None else scores["auc"]

@@ -46,12 +46,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def with_defaults(
     parser: argparse.ArgumentParser,
     arguments: list[str] | None,
-    of_oneflow: dict[str, Any],
+    full: dict[str, Any],
     small: dict[str, Any],
 ) -> argparse.Namespace:
     """Parses the command line; OneFlow's defaults are for its data, the small ones for ours."""
     flags = parser.parse_args(arguments)
-    for name, value in (small if flags.data_dir is None else of_oneflow).items():
+    for name, value in (small if flags.data_dir is None else full).items():
         if getattr(flags, name) is None:
             setattr(flags, name, value)
     return flags

@@ -146,15 +146,15 @@ class Batches:
 
     async def run(self) -> None:
         """Scores batches until it is cancelled."""
-        rest: _Waiting | None = None
+        held_back: _Waiting | None = None
         while True:
-            batch = [rest or await self._waiting.get()]
-            rows, rest = len(batch[0].pairs.users), None
-            while not self._waiting.empty() and rest is None:
+            batch = [held_back or await self._waiting.get()]
+            rows, held_back = len(batch[0].pairs.users), None
+            while not self._waiting.empty() and held_back is None:
                 each = self._waiting.get_nowait()
                 rows += len(each.pairs.users)
                 if rows > MOST_ROWS:
-                    rest = each
+                    held_back = each
                 else:
                     batch.append(each)
             await self._answer(batch)

@@ -87,7 +87,9 @@ class Recording:
                     table, _, column = name.rpartition("/")
                     columns.setdefault(table, {})[column] = value
             number = int(path.stem.rpartition("-")[2])
-            expected[number] = {table: Rows(**of_table) for table, of_table in columns.items()}
+            expected[number] = {
+                table: Rows(**table_columns) for table, table_columns in columns.items()
+            }
         return Recording(folder, read_trace(folder / "trace"), expected)
 
 
@@ -114,8 +116,8 @@ def matches(found: Contents, expected: Contents, phase: Phase, number: int, at_o
             return False
         if at_once and np.isin(phase.gone(number, surely=True), rows.keys).any():
             return False
-        rest = subset(expected[name], np.isin(expected[name].keys, rows.keys))
-        if not rows.same(rest, COLUMNS):
+        expected_rows = subset(expected[name], np.isin(expected[name].keys, rows.keys))
+        if not rows.same(expected_rows, COLUMNS):
             return False
     return True
 
@@ -185,8 +187,8 @@ class Tables:
             return
         probe = folder.parent / "probe"
         table = workloads.Spec(folder=probe.name).open(folder.parent)
-        (own,) = probe.glob("rows-*")
-        process, number = own.name.rpartition("-")[::2]
+        (probe_folder,) = probe.glob("rows-*")
+        process, number = probe_folder.name.rpartition("-")[::2]
         del table
         gc.collect()
         shutil.rmtree(probe)

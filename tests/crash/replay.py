@@ -128,13 +128,13 @@ class Op:
     record: Record
     file: Inode | None = None
     names: tuple[tuple[Inode, str, Inode | None], ...] = ()
-    of_ignored: bool = False
+    in_ignored: bool = False
     is_lost: bool = False
 
     @property
     def is_ignored(self) -> bool:
         """Whether it can make no difference, so far."""
-        return self.of_ignored if self.file is None else self.file.is_ignored
+        return self.in_ignored if self.file is None else self.file.is_ignored
 
 
 # What a crash keeps of an operation on bytes: None for all, otherwise the sectors of the file, and
@@ -284,14 +284,14 @@ class Disk:
 
     def _name(self, record: Record, *changes: tuple[str, Inode | None]) -> None:
         names = []
-        of_ignored = True
+        in_ignored = True
         for path, inode in changes:
             directory = self._parent(path)
-            of_ignored &= directory.is_ignored or self._ignored(path)
+            in_ignored &= directory.is_ignored or self._ignored(path)
             names.append((directory, path.rpartition("/")[2], inode))
             if inode is not None and not inode.is_directory:
                 inode.is_ignored &= directory.is_ignored
-        self.pending.append(Op(record, None, tuple(names), of_ignored))
+        self.pending.append(Op(record, None, tuple(names), in_ignored))
 
     def _sync(self, record: Record) -> None:
         inode = self._live.get(record.path)
@@ -360,21 +360,21 @@ def choices(disk: Disk, new: int, samples: int, rng: np.random.Generator) -> Ite
     data = [op for op in ops if op.file is not None]
     new = sum(not op.is_ignored for op in disk.pending[len(disk.pending) - new :])
 
-    def some(of: Sequence[T]) -> Sequence[T]:
-        if len(of) <= samples:
-            return of
-        return [of[i] for i in sorted(rng.choice(len(of), samples, replace=False))]
+    def sample(items: Sequence[T]) -> Sequence[T]:
+        if len(items) <= samples:
+            return items
+        return [items[i] for i in sorted(rng.choice(len(items), samples, replace=False))]
 
     for end in range(len(ops) - new, len(ops) + 1):
         yield dict.fromkeys(ops[:end])
-    for end in some(range(len(names) + 1)) if model.ordered else (0,):
+    for end in sample(range(len(names) + 1)) if model.ordered else (0,):
         yield dict.fromkeys(names[:end])
         yield dict.fromkeys([*names[:end], *data])
     alone = data if model.ordered else ops
-    for op in some(alone):
+    for op in sample(alone):
         yield dict.fromkeys(other for other in ops if other is not op)
         yield {op: None}
-    for op in some(data):
+    for op in sample(data):
         for part in ((frozenset(), True), _kept_part(op, model, rng)):
             if not (model.ordered and part is not None and part[1]):
                 yield {other: part if other is op else None for other in ops}

@@ -46,14 +46,14 @@ layer.build((None, 3 * DIM))
 sok_vars, other_vars = sok.filter_variables([v1, v2, v3, *layer.trainable_variables])
 assert [id(v) for v in sok_vars] == [id(v) for v in (v1, v2, v3)]
 assert len(other_vars) == 2
-ours, others = sok.filter_variables(
+embedding_variables, plain_variables = sok.filter_variables(
     [
         tf.Variable([[0, 1, 2]]),
         sok.Variable([[3, 4, 5]]),
         sok.Variable([[6, 7]], mode="localized:0"),
     ]
 )
-assert (len(ours), len(others)) == (2, 1)
+assert (len(embedding_variables), len(plain_variables)) == (2, 1)
 
 optimizer = tf.keras.optimizers.SGD(learning_rate=RATE)
 sok_optimizer = sok.OptimizerWrapper(tf.keras.optimizers.SGD(learning_rate=RATE))
@@ -106,14 +106,14 @@ class Model:
         return np.square(error).mean()
 
 
-def of_all(rows):
+def gather(rows):
     return np.concatenate([np.asarray(part) for part in hvd.allgather_object(np.asarray(rows))])
 
 
 def held(variable):
     """Returns the keys and vectors on all ranks."""
     keys, values = sok.export(variable)
-    return dict(zip(of_all(keys).tolist(), of_all(values), strict=True))
+    return dict(zip(gather(keys).tolist(), gather(values), strict=True))
 
 
 rng = np.random.default_rng(0)
@@ -122,7 +122,7 @@ every = np.arange(30, dtype=np.int64)
 tf.nn.embedding_lookup(v1, every)
 model = Model(held(v1))
 share = BATCH // hvd.size()
-mine = slice(hvd.rank() * share, (hvd.rank() + 1) * share)
+rank_slice = slice(hvd.rank() * share, (hvd.rank() + 1) * share)
 
 moments, seen = [], []
 for _ in range(STEPS):
@@ -133,8 +133,8 @@ for _ in range(STEPS):
     labels = rng.normal(size=BATCH).astype(np.float32)
     moments.append(min(hvd.allgather_object(datetime.now(pytz.utc))))
     time.sleep(0.02)
-    ragged = [tf.ragged.constant(bags[mine], dtype=tf.int64) for bags in indices]
-    batch = [ragged[0], ragged[1].to_sparse(), ragged[2]], tf.constant(labels[mine])
+    ragged = [tf.ragged.constant(bags[rank_slice], dtype=tf.int64) for bags in indices]
+    batch = [ragged[0], ragged[1].to_sparse(), ragged[2]], tf.constant(labels[rank_slice])
     loss = train_step(*batch, sok_optimizer)
     seen.append([set(sum(bags, [])) for bags in indices[:2]])  # noqa: RUF017
     np.testing.assert_allclose(loss, model.step(indices, labels), rtol=1e-4)

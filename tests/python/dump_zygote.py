@@ -129,8 +129,8 @@ def killed(child, delay, at_rename) -> bool:
             assert select.select([read], [], [], 30)[0], f"no {awaited!r}"
             assert os.read(read, 1) == awaited
         deadline = time.perf_counter() + delay
-        while time.perf_counter() < deadline and (rest := deadline - time.perf_counter()) > 0:
-            time.sleep(rest)
+        while time.perf_counter() < deadline and (remaining := deadline - time.perf_counter()) > 0:
+            time.sleep(remaining)
     finally:
         os.kill(pid, signal.SIGKILL)
         os.close(read)
@@ -238,9 +238,9 @@ def limit(path):
         sizes[kind] = {file.stat().st_size for file in directory.iterdir()}
     problems = []
     counts = {"failed": 0}
-    for kind, of_kind in sizes.items():
-        limits = {0, 64, 127, 128, 129, *(size - 1 for size in of_kind)}
-        for most in sorted(n for n in limits if n < max(of_kind)):
+    for kind, kind_sizes in sizes.items():
+        limits = {0, 64, 127, 128, 129, *(size - 1 for size in kind_sizes)}
+        for most in sorted(n for n in limits if n < max(kind_sizes)):
 
             def child(kind=kind, most=most):
                 resource.setrlimit(resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))

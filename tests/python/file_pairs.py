@@ -36,11 +36,11 @@ def in_files(folder, dim=4, rows=100, states=0, dtype=tf.float32, **options):
     limit = memory_of(rows, row_bytes(dim, states, dtype))
     limits = {"var_type": "file", "max_dram_for_vectors": limit}
     if simulated.ON_DEVICE:
-        of_row, on_device = device_row_bytes(dim, states, dtype), rows // 3
+        bytes_per_row, on_device = device_row_bytes(dim, states, dtype), rows // 3
         limits = {
             "var_type": "hybrid",
-            "max_hbm_for_vectors": memory_of(on_device, of_row),
-            "max_dram_for_vectors": memory_of(rows - on_device, of_row),
+            "max_hbm_for_vectors": memory_of(on_device, bytes_per_row),
+            "max_dram_for_vectors": memory_of(rows - on_device, bytes_per_row),
         }
     options = {**limits, **options}
     return de.DynamicVariable(dim, file_path=str(folder), dtype=dtype, **options)
@@ -78,8 +78,8 @@ class Pair:
         options = {"name": "t", "seed": 5, "initializer": "normal", **options}
         dtype = options.pop("dtype", tf.float32)
         self.files = in_files(folder, dim, rows, states, dtype, **options)
-        of_files = ("var_type", "max_hbm_for_vectors", "max_dram_for_vectors", "persistent")
-        options = {k: v for k, v in options.items() if k not in of_files}
+        file_options = ("var_type", "max_hbm_for_vectors", "max_dram_for_vectors", "persistent")
+        options = {k: v for k, v in options.items() if k not in file_options}
         self.memory = de.DynamicVariable(dim, var_type="host", dtype=dtype, **options)
         self.tables = (self.files, self.memory)
         self.optimizers = None

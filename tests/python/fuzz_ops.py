@@ -261,7 +261,7 @@ def right_exchange_calls(rng, table, keys, bags, weights, combiner):
     argmax = [tf.zeros([BAGS, DIM], tf.int32)] * t
     owned = [tf.range(n, dtype=i64)] * t
     row_ids = [tf.fill([n], tf.constant(7, tf.uint32))] * t
-    own = [of_table[: int(routed.counts[0, 0])] for of_table in rows]
+    own = [table_rows[: int(routed.counts[0, 0])] for table_rows in rows]
     return {
         "dynemb_route": (
             {"keys": [keys] * t},

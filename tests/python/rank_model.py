@@ -46,11 +46,11 @@ class Rank:
     def variables(self):
         return [*self.tables, *self.matrices]
 
-    def own(self, table, keys):
+    def owned_keys(self, table, keys):
         """Returns the keys that this rank holds, in the table's type."""
         keys = np.asarray(keys).astype(table.key_type.as_numpy_dtype)
-        mine = ownership.owned(table, keys)
-        return keys if mine is None else keys[mine]
+        is_owned = ownership.owned(table, keys)
+        return keys if is_owned is None else keys[is_owned]
 
     def write(self, keys, version):
         """Sets the rows of keys in all tables to values that depend on key and version."""
@@ -58,13 +58,13 @@ class Rank:
             self.write_one(table, keys, version)
 
     def write_one(self, table, keys, version):
-        mine = self.own(table, keys)
+        rank_keys = self.owned_keys(table, keys)
         _, widths, _ = table.state_spec
         width = table.dimension + sum(widths)
-        values = (np.arange(width) + mine.astype(np.float32)[:, None] % 64 + 100 * version) / 4
+        values = (np.arange(width) + rank_keys.astype(np.float32)[:, None] % 64 + 100 * version) / 4
         _ops.library().dynemb_write_rows(
             table.handle,
-            mine,
+            rank_keys,
             values[:, : table.dimension].astype(np.float32),
             values[:, table.dimension :].astype(np.float32),
             int(version),
@@ -73,7 +73,7 @@ class Rank:
 
     def erase(self, keys):
         for table in self.tables:
-            _ops.library().dynemb_erase(table.handle, self.own(table, keys))
+            _ops.library().dynemb_erase(table.handle, self.owned_keys(table, keys))
 
     def dump(self, path=None):
         return de.dump(path or self.path, self.variables, self.optimizer, quiet=True)
@@ -94,7 +94,7 @@ class Rank:
         found = table_reader.contents(self.tables)
         for table in self.tables:
             keys = found[table.name.removesuffix(":0")].keys
-            assert len(self.own(table, keys)) == len(keys)
+            assert len(self.owned_keys(table, keys)) == len(keys)
         return found
 
     def state(self):

@@ -40,8 +40,8 @@ def test_dropped_ids_count_as_absent(combiner, form, weighted, functional):
     table = make(0.0)
     known = [[i for i in row if i % 2 == 0] for row in IDS]
     known_weights = [
-        [w for i, w in zip(row, of_row, strict=True) if i % 2 == 0]
-        for row, of_row in zip(IDS, WEIGHTS, strict=True)
+        [w for i, w in zip(row, row_weights, strict=True) if i % 2 == 0]
+        for row, row_weights in zip(IDS, WEIGHTS, strict=True)
     ]
 
     def run(ids, weights, filtered):

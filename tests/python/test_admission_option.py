@@ -314,9 +314,9 @@ def test_the_lines_of_all_ranks(ranks, counters):
     admission = de.Frequency(2, counters=counters)
     held_lines = []
     for rank in range(ranks):
-        its = admission_options.attributes(admission, rank, ranks, None)
-        assert its["admission_lines"] == -(-counters // 23)
-        first, count = its["admission_first_line"], its["admission_num_lines"]
+        attributes = admission_options.attributes(admission, rank, ranks, None)
+        assert attributes["admission_lines"] == -(-counters // 23)
+        first, count = attributes["admission_first_line"], attributes["admission_num_lines"]
         assert count <= admission.lines / ranks + 2
         held_lines += range(first, first + count)
     # All lines; two ranks may share a line at their boundary.

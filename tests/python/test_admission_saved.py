@@ -180,7 +180,7 @@ def test_readers_return_what_lookups_do(tmp_path, unadmitted, value):
 @pytest.mark.parametrize("counters", [50, 2000])
 @pytest.mark.parametrize("before", [1, 2, 3])
 def test_counters_survive_resharding(tmp_path, monkeypatch, before, counters):
-    def of_all(comm, table):
+    def counts_by_key(comm, table):
         return dict(zip(KEYS.tolist(), counts(table), strict=True))
 
     def write(comm):
@@ -188,12 +188,12 @@ def test_counters_survive_resharding(tmp_path, monkeypatch, before, counters):
         for step in range(3):
             count(table, times_of(10 * step + comm.rank, 2))
         de.dump(tmp_path, table)
-        return of_all(comm, table)
+        return counts_by_key(comm, table)
 
     def read(comm):
         table = make(counters=counters)
         de.load(tmp_path, [table])
-        return of_all(comm, table)
+        return counts_by_key(comm, table)
 
     with rank_threads.ranks_are_threads(monkeypatch):
         written = rank_threads.run(before, write)[0]

@@ -66,14 +66,14 @@ def test_a_table_that_two_losses_train_in_turn():
     # The advice works: two networks in turn, each with its own optimizer for dense variables.
     shared = de.OptimizerWrapper(keras.optimizers.Adam(0.1))
     networks = [tf.Variable(1.0), tf.Variable(2.0)]
-    own = [keras.optimizers.Adam(0.1), keras.optimizers.Adam(0.1)]
+    dense_optimizers = [keras.optimizers.Adam(0.1), keras.optimizers.Adam(0.1)]
     before = table.lookup([1]).numpy()
     for _ in range(3):
-        for network, optimizer in zip(networks, own, strict=True):
+        for network, optimizer in zip(networks, dense_optimizers, strict=True):
             with tf.GradientTape() as tape:
                 loss = tf.reduce_sum(table.lookup([1, 2]) ** 2) * network
-            of_table, of_network = tape.gradient(loss, [table, network])
-            shared.apply_gradients([(of_table, table)])
-            optimizer.apply_gradients([(of_network, network)])
+            table_gradient, network_gradient = tape.gradient(loss, [table, network])
+            shared.apply_gradients([(table_gradient, table)])
+            optimizer.apply_gradients([(network_gradient, network)])
     assert (table.lookup([1]).numpy() < before).all()
     assert [float(network) for network in networks] < [1.0, 2.0]

@@ -189,12 +189,12 @@ def import_graph(package: pathlib.Path) -> dict[str, set[str]]:
 
     def resolve(name: str) -> str | None:
         """Returns the module that a dotted name denotes or is defined in."""
-        first, *rest = name.split(".")
+        first, *parts = name.split(".")
         if first != package.name:
             return None
-        while ".".join(rest) not in modules:
-            rest.pop()
-        return ".".join(rest)
+        while ".".join(parts) not in modules:
+            parts.pop()
+        return ".".join(parts)
 
     graph: dict[str, set[str]] = {}
     for module, path in modules.items():
@@ -209,10 +209,10 @@ def import_graph(package: pathlib.Path) -> dict[str, set[str]]:
                 _, _, name = node.value.partition(f"{package.name}.")
                 if node.value == f"{package.name}.{name}" and name in modules:
                     names.add(name)
-        own_folder = module if path.name == "__init__.py" else module.rpartition(".")[0]
+        module_folder = module if path.name == "__init__.py" else module.rpartition(".")[0]
         for name in list(names - {None, ""}):
             folder = name.rpartition(".")[0]
-            if folder != own_folder:
+            if folder != module_folder:
                 names.add(folder or None)
         graph[module] = names - {None, module}
     return graph

@@ -53,14 +53,14 @@ def test_rows_and_averages_are_those_of_keras(optimizer, options, frequency, in_
 
     dense, reference = tf.Variable(START), make()
     train(dense, reference, lambda ids: ids, in_function)
-    table, ours = de.DynamicVariable(DIM), de.OptimizerWrapper(make())
+    table, optimizer = de.DynamicVariable(DIM), de.OptimizerWrapper(make())
     table.upsert(np.arange(ROWS) * 7, START)
-    train(table, ours, lambda ids: ids * 7, in_function)
+    train(table, optimizer, lambda ids: ids * 7, in_function)
     compare(table, dense)
     # The end of fit.
     before = table.lookup(np.arange(ROWS) * 7).numpy()
     reference.finalize_variable_values([dense])
-    ours.finalize_variable_values([table])
+    optimizer.finalize_variable_values([table])
     compare(table, dense)
     if frequency is None:
         assert np.abs(table.lookup(np.arange(ROWS) * 7) - before).max() > 0.01
@@ -147,12 +147,12 @@ def test_fit_ends_with_the_averages():
     reference, run = fit(dense, sgd(), ids)
     dense.set_weights([START])
     run()
-    ours = de.layers.Embedding(DIM)
-    model, run = fit(ours, de.OptimizerWrapper(sgd()), ids)
-    ours.table.upsert(np.arange(ROWS), START)
+    layer = de.layers.Embedding(DIM)
+    model, run = fit(layer, de.OptimizerWrapper(sgd()), ids)
+    layer.table.upsert(np.arange(ROWS), START)
     run()
     np.testing.assert_allclose(
-        ours.table.lookup(np.arange(ROWS)), dense.get_weights()[0], rtol=1e-4, atol=1e-5
+        layer.table.lookup(np.arange(ROWS)), dense.get_weights()[0], rtol=1e-4, atol=1e-5
     )
     np.testing.assert_allclose(model.predict(ids), reference.predict(ids), rtol=1e-4, atol=1e-5)
 
@@ -164,9 +164,9 @@ def swap_models(policy="float32", multi=False, dense_layers=True):
         one = keras.optimizers.SGD(0.02, use_ema=True, ema_momentum=0.7)
         if not multi:
             return one
-        rest = keras.optimizers.SGD(0.01, use_ema=True, ema_momentum=0.6)
+        other_optimizer = keras.optimizers.SGD(0.01, use_ema=True, ema_momentum=0.6)
         return keras.optimizers.MultiOptimizer(
-            lambda variable: one if "e/" in variable.path else rest
+            lambda variable: one if "e/" in variable.path else other_optimizer
         )
 
     def model(embedding):
@@ -177,15 +177,18 @@ def swap_models(policy="float32", multi=False, dense_layers=True):
         return keras.Model(inputs, outputs)
 
     layer = de.layers.Embedding(DIM, name="e", dtype=policy)
-    ours, reference = model(layer), model(keras.layers.Embedding(ROWS, DIM, name="e", dtype=policy))
+    dynamic, reference = (
+        model(layer),
+        model(keras.layers.Embedding(ROWS, DIM, name="e", dtype=policy)),
+    )
     layer.table.upsert(np.arange(ROWS), START)
     reference.layers[1].set_weights([START])
     makes = [optimizer] * 2
     if policy == "mixed_float16":
         makes = [lambda: keras.optimizers.LossScaleOptimizer(optimizer())] * 2
-    ours.compile(de.OptimizerWrapper(makes[0]()), "mse", metrics=["mse"])
+    dynamic.compile(de.OptimizerWrapper(makes[0]()), "mse", metrics=["mse"])
     reference.compile(makes[1](), "mse", metrics=["mse"])
-    return ours, reference
+    return dynamic, reference
 
 
 class Logged(keras.callbacks.Callback):
@@ -211,17 +214,17 @@ class Logged(keras.callbacks.Callback):
     ids=str,
 )
 def test_swap_ema_weights(options, on_epoch):
-    ours, reference = swap_models(**options)
+    dynamic, reference = swap_models(**options)
     rng = np.random.default_rng(4)
     ids = rng.integers(0, ROWS - 1, [40, 4])
-    targets = rng.normal(size=ours.output_shape[1:] and [40, *ours.output_shape[1:]])
-    table = ours.layers[1].table
+    targets = rng.normal(size=dynamic.output_shape[1:] and [40, *dynamic.output_shape[1:]])
+    table = dynamic.layers[1].table
     rows = {
-        ours: lambda: table.lookup(np.arange(ROWS), insert=False).numpy(),
+        dynamic: lambda: table.lookup(np.arange(ROWS), insert=False).numpy(),
         reference: lambda: reference.layers[1].get_weights()[0],
     }
     seen = {}
-    for model in (ours, reference):
+    for model in (dynamic, reference):
         log = Logged(rows[model])
         swap = keras.callbacks.SwapEMAWeights(swap_on_epoch=on_epoch)
         model.fit(
@@ -240,26 +243,26 @@ def test_swap_ema_weights(options, on_epoch):
         np.testing.assert_array_equal(rows[model](), before)  # swapped back, to the bit
         seen[model] = [*log.seen, (rows[model](), {"loss": loss[0]})]
     tolerance = 1e-5 if "policy" not in options else 2e-2
-    for (rows_a, logs_a), (rows_b, logs_b) in zip(seen[ours], seen[reference], strict=True):
+    for (rows_a, logs_a), (rows_b, logs_b) in zip(seen[dynamic], seen[reference], strict=True):
         np.testing.assert_allclose(rows_a, rows_b, rtol=tolerance, atol=tolerance)
         for name in logs_b:
             assert logs_a[name] == pytest.approx(logs_b[name], rel=max(tolerance, 1e-4)), name
-    values = [each[0] for each in seen[ours]]
+    values = [each[0] for each in seen[dynamic]]
     assert np.abs(values[0] - values[1]).max() > 1e-3
 
 
 def test_swapping_keeps_what_others_have_changed():
-    ours, _ = swap_models()
+    dynamic, _ = swap_models()
     ids = np.arange(ROWS - 4).reshape(2, -1)
-    ours.fit(ids, np.ones([2, 1]), verbose=0)
-    table = ours.layers[1].table
+    dynamic.fit(ids, np.ones([2, 1]), verbose=0)
+    table = dynamic.layers[1].table
     before = table.lookup(np.arange(ROWS)).numpy()
-    averages = ours.optimizer._stepper.averages
-    ours.optimizer.core._iterations.assign_add(1)
-    averages.swap(ours.optimizer.core)
+    averages = dynamic.optimizer._stepper.averages
+    dynamic.optimizer.core._iterations.assign_add(1)
+    averages.swap(dynamic.optimizer.core)
     table.upsert([0], np.full([1, DIM], 9.0))
     table.erase([1])
-    averages.swap(ours.optimizer.core)
+    averages.swap(dynamic.optimizer.core)
     after = table.lookup(np.arange(ROWS), insert=False).numpy()
     np.testing.assert_array_equal(after[2:], before[2:])
     assert after[0].tolist() == [9.0] * DIM
@@ -268,13 +271,13 @@ def test_swapping_keeps_what_others_have_changed():
 
 def test_a_callback_for_each_fit():
     """The last epoch leaves the averages in the model; the next callback begins from there."""
-    ours, reference = swap_models()
+    dynamic, reference = swap_models()
     rng = np.random.default_rng(6)
     ids, targets = rng.integers(0, ROWS - 1, [20, 4]), rng.normal(size=[20, 1])
     for _ in range(2):
         for on_epoch in (True, False):
             losses = []
-            for model in (ours, reference):
+            for model in (dynamic, reference):
                 swap = keras.callbacks.SwapEMAWeights(swap_on_epoch=on_epoch)
                 model.fit(ids, targets, batch_size=5, shuffle=False, verbose=0, callbacks=[swap])
                 losses.append(model.evaluate(ids, targets, verbose=0, callbacks=[swap])[0])

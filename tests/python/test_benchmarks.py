@@ -67,9 +67,9 @@ def test_a_ratio_above_one_means_that_we_are_ahead() -> None:
 
 
 def test_merge_puts_runs_side_by_side_and_keeps_the_first_figures() -> None:
-    ours = Result("case", "s", {OURS: [1.0], STATIC: [2.0]})
-    theirs = Result("case", "s", {TFRA: [3.0], STATIC: [9.0]})
-    (merged,) = merge([ours, theirs])
+    first = Result("case", "s", {OURS: [1.0], STATIC: [2.0]})
+    second = Result("case", "s", {TFRA: [3.0], STATIC: [9.0]})
+    (merged,) = merge([first, second])
     assert merged.values == {OURS: [1.0], STATIC: [2.0], TFRA: [3.0]}
     head, _, line = table_lines([merged])
     assert TFRA in head

@@ -39,8 +39,8 @@ def test_fit_is_unchanged():
     wanted, got = fit(plain, []), fit(watched, [SynchronizeRanks()])
     assert wanted.history == got.history
     assert set(got.history) == {"loss", "mae", "val_loss", "val_mae"}
-    for mine, other in zip(plain.weights[1:], watched.weights[1:], strict=True):
-        np.testing.assert_array_equal(mine.numpy(), other.numpy())
+    for plain_weight, watched_weight in zip(plain.weights[1:], watched.weights[1:], strict=True):
+        np.testing.assert_array_equal(plain_weight.numpy(), watched_weight.numpy())
 
 
 def test_evaluate_and_predict_are_unchanged():
@@ -120,14 +120,14 @@ def test_variables_of_metrics_that_are_means_are_averaged(two_ranks):
         def __init__(self):
             super().__init__(name="latest")
             self.value = self.add_variable((), "zeros", aggregation="mean", name="value")
-            self.own = self.add_variable((), "zeros", aggregation="none", name="own")
+            self.rank_value = self.add_variable((), "zeros", aggregation="none", name="own")
 
         def update_state(self, y_true, y_pred, sample_weight=None):
             self.value.assign(3.0)
-            self.own.assign(5.0)
+            self.rank_value.assign(5.0)
 
         def result(self):
-            return self.value + self.own
+            return self.value + self.rank_value
 
     model = keras.Sequential([keras.Input((FEATURES,)), keras.layers.Dense(1)])
     model.compile(loss="mse", metrics=[Latest()])

@@ -333,8 +333,8 @@ def test_a_path_without_snapshots_says_what_is_there(capsys, tmp_path, command):
         ("file", "holds no snapshot: it is a file"),
         ("folder", "holds no snapshot; in it: nothing"),
     ]:
-        rest = {"merge": [tmp_path / "out"], "lookup": ["1"], "export": [tmp_path / "out.npz"]}
-        assert there in fails(capsys, 2, command, tmp_path / name, *rest.get(command, []))
+        arguments = {"merge": [tmp_path / "out"], "lookup": ["1"], "export": [tmp_path / "out.npz"]}
+        assert there in fails(capsys, 2, command, tmp_path / name, *arguments.get(command, []))
 
 
 def test_readers_of_a_saved_model_are_sent_to_its_tables(tmp_path):

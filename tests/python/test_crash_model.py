@@ -454,7 +454,7 @@ def test_other_rows_are_found(recorded, tmp_path):
             oracle.check({workloads.NAME: each}, recording, phase)
 
 
-def of_forget(change):
+def after_forget_mark(change):
     """A fault of what happens after the first mark of a call that forgets."""
 
     def faulty(trace):
@@ -486,7 +486,7 @@ FORGET_FAULTS = {
 
 @pytest.mark.parametrize("fault", FORGET_FAULTS)
 def test_a_fault_of_forgetting_is_found(recorded, tmp_path, fault):
-    trace = of_forget(FORGET_FAULTS[fault])(recorded["forgotten_dumps"].trace)
+    trace = after_forget_mark(FORGET_FAULTS[fault])(recorded["forgotten_dumps"].trace)
     assert trace != recorded["forgotten_dumps"].trace
     outcome = explored(
         recorded, tmp_path, "forgotten_dumps", POSIX, Dumps(), 3, trace, most_failures=1

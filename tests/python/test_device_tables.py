@@ -240,21 +240,21 @@ class TestTogether:
             refused = [(s["unadmitted"], s["inserts"], s["dropped_gradients"]) for s in stats]
             return counted, refused
 
-        of_kind = {kind: pairs(kind) for kind in kinds}
-        expected, weight_gradients = train(of_kind["host"])
-        counted, refused = state(of_kind["host"])
+        tables_of_kind = {kind: pairs(kind) for kind in kinds}
+        expected, weight_gradients = train(tables_of_kind["host"])
+        counted, refused = state(tables_of_kind["host"])
         assert all(r[0] > 0 and r[2] == 0 for r in refused)
         assert any(c for c in counted[0])
         for kind in kinds[1:]:
-            got, got_gradients = train(of_kind[kind])
+            got, got_gradients = train(tables_of_kind[kind])
             for a, b in zip(expected, got, strict=True):
                 np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
             for a, b in zip(weight_gradients, got_gradients, strict=True):
                 np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
-            assert state(of_kind[kind]) == (counted, refused)
+            assert state(tables_of_kind[kind]) == (counted, refused)
         # Around in a circle.
         for n, kind in enumerate(kinds):
-            de.dump(tmp_path / str(n), of_kind[kind])
+            de.dump(tmp_path / str(n), tables_of_kind[kind])
             other = pairs(kinds[(n + 1) % 3])
             other[0].lookup([1, 2, 3])
             de.load(tmp_path / str(n), other)
@@ -263,9 +263,9 @@ class TestTogether:
                 keys = tf.range(300, dtype=tf.int64)
                 got = table.lookup(keys, insert=False)
                 np.testing.assert_allclose(got, vectors, rtol=1e-5, atol=1e-6)
-            for table in of_kind[kind]:
+            for table in tables_of_kind[kind]:
                 table.clear()
-            assert not any(state(of_kind[kind])[0][0])
+            assert not any(state(tables_of_kind[kind])[0][0])
 
     @pytest.mark.parametrize(("source", "target"), [("hybrid", "host"), ("host", "hbm")])
     def test_deltas_bring_counters_to_other_tiers(self, device, tmp_path, source, target):
@@ -328,12 +328,12 @@ class TestTogether:
 
     def test_three_tiers(self, device, tmp_path):
         """Rows in device memory, in host memory and in files; then no memory of the host."""
-        of_row = (16 + 16 * DIM // 4) / 2**30
+        row_gib = (16 + 16 * DIM // 4) / 2**30
         for on_host in (100, 0):
             options = {
                 "var_type": "hybrid",
-                "max_hbm_for_vectors": 100 * of_row,
-                "max_dram_for_vectors": on_host * of_row,
+                "max_hbm_for_vectors": 100 * row_gib,
+                "max_dram_for_vectors": on_host * row_gib,
             }
             table = make(file_path=str(tmp_path / str(on_host)), **options)
             memory = make(var_type="host")

@@ -126,8 +126,8 @@ def made(count=3000, first=0, seed=5, exponent=1.1, rows=500):
 def test_synthetic_samples_are_functions_of_their_number():
     whole = made().read(0, 3000)
     for begin, end in [(0, 1), (17, 2500), (2999, 3000), (40, 40)]:
-        for mine, every in zip(made().read(begin, end), whole, strict=True):
-            np.testing.assert_array_equal(mine, every[begin:end])
+        for part, whole_part in zip(made().read(begin, end), whole, strict=True):
+            np.testing.assert_array_equal(part, whole_part[begin:end])
     np.testing.assert_array_equal(made(first=100).read(0, 50).ids, whole.ids[100:150])
     assert (made(seed=6).read(0, 10).ids != whole.ids[:10]).mean() > 0.5
 
@@ -136,18 +136,18 @@ def test_synthetic_samples_are_functions_of_their_number():
 @pytest.mark.parametrize("whole", [True, False])
 def test_batches_are_divided_among_ranks(ranks, whole):
     source = made(count=100)
-    of_ranks = [
+    rank_batches = [
         list(criteo.Batches(source, 30, SimpleNamespace(rank=rank, size=ranks), whole))
         for rank in range(ranks)
     ]
-    assert {len(batches) for batches in of_ranks} == {3 if whole else 4}
+    assert {len(batches) for batches in rank_batches} == {3 if whole else 4}
     together = [
-        np.concatenate([part.ids for part in parts]) for parts in zip(*of_ranks, strict=True)
+        np.concatenate([part.ids for part in parts]) for parts in zip(*rank_batches, strict=True)
     ]
     assert [len(batch) for batch in together] == [30, 30, 30, 10][: len(together)]
     np.testing.assert_array_equal(np.concatenate(together), source.read(0, 100 - 10 * whole).ids)
     if whole:
-        assert {len(part.labels) for batches in of_ranks for part in batches} == {30 // ranks}
+        assert {len(part.labels) for batches in rank_batches for part in batches} == {30 // ranks}
     few = criteo.Batches(source, 30, SimpleNamespace(rank=0, size=1), whole, most=2)
     assert (len(few), few.samples) == (2, 60)
 
@@ -252,8 +252,8 @@ def test_scores_of_all_ranks():
     def allgather(tensor, name):
         return tf.concat([tensor, others[name]], 0)
 
-    of_rank = [SimpleNamespace(rank=rank, allgather=allgather) for rank in range(2)]
-    got = [scoring.score_of_all(comm, labels[:30], chances[:30]) for comm in of_rank]
+    rank_comms = [SimpleNamespace(rank=rank, allgather=allgather) for rank in range(2)]
+    got = [scoring.score_of_all(comm, labels[:30], chances[:30]) for comm in rank_comms]
     assert got == [scoring.score(labels, chances), None]
 
 

@@ -39,9 +39,9 @@ def test_an_empty_table(tmp_path):
 def test_the_table_of_a_keras_layer(tmp_path):
     model = keras.Sequential([keras.Input((1,), dtype="int64"), de.layers.Embedding(2)])
     model.layers[0](tf.constant([[1], [2]]), training=True)
-    ours, others = de.filter_variables(model.trainable_variables)
+    embedding_variables, others = de.filter_variables(model.trainable_variables)
     assert not others
-    de.dump(tmp_path, {"ids": ours[0]})
+    de.dump(tmp_path, {"ids": embedding_variables[0]})
     other = de.DynamicVariable(2)
     de.load(tmp_path, {"ids": other})
     assert vectors_of(other) == vectors_of(model.layers[0].table)

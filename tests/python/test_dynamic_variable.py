@@ -444,8 +444,8 @@ def test_a_full_table_without_eviction_refuses_rows_and_is_unchanged():
 def test_filter_variables_and_static_variable():
     dynamic, static = de.DynamicVariable(2), de.Variable([[1.0, 2.0]], mode="distributed")
     plain, layer = tf.Variable(1.0), de.layers.Embedding(2)
-    ours, others = de.filter_variables([dynamic, plain, static, *layer.weights])
-    assert [id(v) for v in ours] == [id(dynamic), id(static), id(layer.weights[0])]
+    embedding_variables, others = de.filter_variables([dynamic, plain, static, *layer.weights])
+    assert [id(v) for v in embedding_variables] == [id(dynamic), id(static), id(layer.weights[0])]
     assert [id(v) for v in others] == [id(plain)]
     assert isinstance(static, tf.Variable)
     assert static.mode == "distributed"

@@ -40,8 +40,8 @@ def test_every_key_reaches_its_owner_once(seed, ranks, n):
         assert int(tf.reduce_sum(routed[rank].splits)) == len(routed[rank].words)
         assert routed[rank].splits[rank] == 0
         for table in range(3):
-            its = [f for f in range(4) if tables[f] == table]
-            asked = np.unique(np.concatenate([batches[rank][f] for f in its]))
+            features = [f for f in range(4) if tables[f] == table]
+            asked = np.unique(np.concatenate([batches[rank][f] for f in features]))
             counts = routed[rank].counts[table].numpy()
             by_owner = np.bincount(owner_of(asked, owners[table], ranks), minlength=ranks)
             np.testing.assert_array_equal(counts, by_owner)
@@ -54,7 +54,7 @@ def test_every_key_reaches_its_owner_once(seed, ranks, n):
                 ]
             )
             assert len(request) == len(asked)
-            for feature in its:
+            for feature in features:
                 index = routed[rank].index[feature].numpy()
                 np.testing.assert_array_equal(request[index], batches[rank][feature])
 
@@ -94,8 +94,8 @@ def test_pack_and_unpack_rows(wire, dtype):
             got = tf.cast(received[t], tf.float32).numpy()
             # The vectors that a rank sends itself are unchanged.
             begin = counts[:rank, t, rank].sum()
-            own = slice(begin, begin + counts[rank, t, rank])
-            np.testing.assert_array_equal(got[own], expected[own])
+            kept = slice(begin, begin + counts[rank, t, rank])
+            np.testing.assert_array_equal(got[kept], expected[kept])
             if wire == "int8":
                 error = np.abs(expected).max(axis=1, keepdims=True, initial=0) / 127 * 0.501
                 error = error + np.abs(expected) * (0 if dtype == tf.float32 else 2**-7)
@@ -104,7 +104,7 @@ def test_pack_and_unpack_rows(wire, dtype):
                 np.testing.assert_array_equal(got, expected)
             else:
                 rounded = tf.cast(tf.cast(expected, wire), tf.float32).numpy()
-                rounded[own] = expected[own]
+                rounded[kept] = expected[kept]
                 np.testing.assert_array_equal(got, rounded)
 
 
@@ -136,8 +136,10 @@ def test_operators_on_messages(dtype, wire, combiner):
             np.testing.assert_array_equal(pooled.argmax[feature], expected.argmax[feature])
         assert np.any(pooled.outputs[0].numpy() != 0)
         got = ranks.weight_gradients(rank, pooled, *where)
-        for one, its in zip(got, ranks.weight_gradients(rank, pooled, *in_order), strict=True):
-            np.testing.assert_array_equal(one, its)
+        for gradients, in_order_gradients in zip(
+            got, ranks.weight_gradients(rank, pooled, *in_order), strict=True
+        ):
+            np.testing.assert_array_equal(gradients, in_order_gradients)
         sums.append(ranks.gradient(rank, pooled, totals, ["same"] * 2, 0).own)
         packed.append(ranks.gradient(rank, pooled, ranks.asked[rank], ranks.wire, rank))
         assert packed[rank].splits[rank] == 0

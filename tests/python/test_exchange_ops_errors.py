@@ -82,7 +82,7 @@ def test_index_past_the_rows_gives_zeros():
     none = np.zeros_like(ranks.asked[1])
     gradient = ranks.gradient(1, ranks.pool_received(1), none, ["same"] * 2, 1)
     assert len(gradient.words) == 0
-    assert [len(own) for own in gradient.own] == [0, 0]
+    assert [len(table_sums) for table_sums in gradient.own] == [0, 0]
 
 
 def test_wrong_inputs_are_refused():

@@ -110,8 +110,8 @@ def apply_delta(loaded, path):
 @pytest.mark.parametrize("tables", ["copy", "copy of a dump", "link", "external"])
 def test_each_place_of_the_tables(tmp_path, model, tables):
     path, dump = tmp_path / "model", tmp_path / "dump"
-    how, *of_dump = tables.split(" of a ")
-    if of_dump or how != "copy":
+    how, *from_dump = tables.split(" of a ")
+    if from_dump or how != "copy":
         de.dump(dump, model, model.optimizer)
         train(model, 1)
         written = de.incremental_dump(dump, model, optimizer=model.optimizer)

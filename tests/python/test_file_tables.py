@@ -67,12 +67,12 @@ def test_several_tables_and_two_features_of_one(tmp_path):
             a, b = (pair.tables[i] for pair in pairs)
             with tf.GradientTape() as tape:
                 tape.watch(weights)
-                of_ids = [x.with_values(w) for x, w in zip(ids, weights, strict=True)]
-                pooled = de.lookup_sparse([a, b, a], ids, of_ids, ["sum", "mean", "sqrtn"])
+                id_weights = [x.with_values(w) for x, w in zip(ids, weights, strict=True)]
+                pooled = de.lookup_sparse([a, b, a], ids, id_weights, ["sum", "mean", "sqrtn"])
                 loss = sum(tf.reduce_sum(x**2) for x in pooled)
-            *of_weights, of_a, of_b = tape.gradient(loss, [*weights, a, b])
-            optimizer.apply_gradients([(of_a, a), (of_b, b)])
-            results.append([x.numpy() for x in (*pooled, *of_weights)])
+            *weight_gradients, gradient_a, gradient_b = tape.gradient(loss, [*weights, a, b])
+            optimizer.apply_gradients([(gradient_a, a), (gradient_b, b)])
+            results.append([x.numpy() for x in (*pooled, *weight_gradients)])
         for one, other in zip(*results, strict=True):
             np.testing.assert_array_equal(one, other)
     for pair in pairs:
@@ -104,8 +104,10 @@ def test_a_step_after_its_rows_have_left_memory(tmp_path):
             losses = [tf.reduce_sum(table.lookup(part) ** 2 * 3) for part in parts[:3]]
         gradients.append([tape.gradient(loss, table) for loss in losses])
     pair.both(lambda t: t.lookup(parts[3]))
-    for table, optimizer, its in zip(pair.tables, pair.optimizers, gradients, strict=True):
-        for gradient in its:
+    for table, optimizer, table_gradients in zip(
+        pair.tables, pair.optimizers, gradients, strict=True
+    ):
+        for gradient in table_gradients:
             optimizer.apply_gradients([(gradient, table)])
         assert table.stats()["dropped_gradients"] == 0
     pair.check()

@@ -227,8 +227,8 @@ def test_files_vanish_with_the_table(tmp_path):
     table.lookup(range(90))
     table.lookup(range(90, 180))
     (folder,) = tmp_path.iterdir()  # of the process
-    (own,) = folder.glob("[0-9]*")
-    assert list(own.iterdir())
+    (table_folder,) = folder.glob("[0-9]*")
+    assert list(table_folder.iterdir())
     other = in_files(tmp_path)
     assert list(tmp_path.iterdir()) == [folder]
     assert len(list(folder.glob("[0-9]*"))) == 2
@@ -257,18 +257,18 @@ def test_processes_share_a_folder_and_clean_up(tmp_path):
     try:
         said = json.loads(process.stdout.readline())
         assert said["file_rows"] > 0
-        (its,) = tmp_path.iterdir()
+        (process_folder,) = tmp_path.iterdir()
         pair = Pair(tmp_path)
         for first in [*range(0, 2000, 80), 0]:
             pair.both(lambda t, f=first: t.lookup(range(f, f + 80)))
-        assert its in tmp_path.iterdir()
+        assert process_folder in tmp_path.iterdir()
         print("again", file=process.stdin, flush=True)
         assert json.loads(process.stdout.readline())["same"]
         process.send_signal(signal.SIGKILL)
         process.wait(60)
-        assert its in tmp_path.iterdir()
+        assert process_folder in tmp_path.iterdir()
         table = in_files(tmp_path)
-        assert its not in tmp_path.iterdir()
+        assert process_folder not in tmp_path.iterdir()
         pair.check()
         assert len(list(tmp_path.iterdir())) == 1
         assert len(list(tmp_path.glob("*/[0-9]*"))) == 2

@@ -39,19 +39,19 @@ def test_a_dump_is_that_of_the_table_in_memory(tmp_path, dtype):
         np.testing.assert_array_equal(reader.contains(ids), np.isin(ids, keys))
         expected = []
         for first in range(0, len(ids), 50):
-            some = table.lookup(ids[first : first + 50], insert=False)
-            expected.append(tf.cast(some, tf.float32))
+            found = table.lookup(ids[first : first + 50], insert=False)
+            expected.append(tf.cast(found, tf.float32))
         np.testing.assert_array_equal(vectors[-1], np.concatenate(expected))
     np.testing.assert_array_equal(*vectors)
     pair.check()
 
 
-@pytest.mark.parametrize(("of_files", "to_files"), [(True, False), (False, True), (True, True)])
-def test_loading_in_each_direction(tmp_path, of_files, to_files):
+@pytest.mark.parametrize(("from_files", "to_files"), [(True, False), (False, True), (True, True)])
+def test_loading_in_each_direction(tmp_path, from_files, to_files):
     """Also into a table whose memory holds another number of rows; then training goes on."""
     pair = trained(tmp_path / "a")
-    source = pair.files if of_files else pair.memory
-    optimizer = pair.optimizers[0 if of_files else 1]
+    source = pair.files if from_files else pair.memory
+    optimizer = pair.optimizers[0 if from_files else 1]
     de.dump(tmp_path / "dump", source, optimizer=optimizer)
     table = empty(tmp_path / "b", to_files, rows=160)
     loaded = de.OptimizerWrapper(K.Adam(0.05))

@@ -351,9 +351,9 @@ INTEGERS = np.array([[7, 2**40], [9, 12], [0, 11], [-4, 7]])
 
 @pytest.mark.parametrize("kind", ["sequential", "functional"])
 @pytest.mark.parametrize("mask", [False, True])
-@pytest.mark.parametrize("of_strings", [False, True])
-def test_lookups_are_removed(kind, mask, of_strings):
-    if of_strings:
+@pytest.mark.parametrize("strings", [False, True])
+def test_lookups_are_removed(kind, mask, strings):
+    if strings:
         token, data = "" if mask else None, STRINGS
         lookup = keras.layers.StringLookup(vocabulary=WORDS, mask_token=token)
     else:
@@ -368,7 +368,7 @@ def test_lookups_are_removed(kind, mask, of_strings):
     np.testing.assert_array_equal(converted.predict(data, verbose=0), expected)
     table = converted.get_layer("ids").table
     assert len(table) == 4 + mask
-    new = ["a new word", "another"] if of_strings else [2**60, -(2**60)]
+    new = ["a new word", "another"] if strings else [2**60, -(2**60)]
     converted.compile(de.OptimizerWrapper(keras.optimizers.SGD(0.5)), "mse")
     converted.fit(tf.constant([new] * 2), np.ones((2, 2, 2)), verbose=0)
     assert table.contains(new).numpy().all()
@@ -376,9 +376,9 @@ def test_lookups_are_removed(kind, mask, of_strings):
     np.testing.assert_array_equal(kept.predict(data, verbose=0), expected)
 
 
-@pytest.mark.parametrize("of_strings", [False, True])
-def test_states_of_removed_lookups(of_strings):
-    if of_strings:
+@pytest.mark.parametrize("strings", [False, True])
+def test_states_of_removed_lookups(strings):
+    if strings:
         lookup, data = keras.layers.StringLookup(vocabulary=WORDS), STRINGS[:1]
     else:
         lookup, data = keras.layers.IntegerLookup(vocabulary=[12, 9, 7]), INTEGERS[1:2]
@@ -503,9 +503,9 @@ def test_moments_that_start_anew():
     texts = " ".join(said)
     assert "Nadam moves all rows in each step in Keras" in texts
     assert "states of Nadam for the rows of ids are reset" in texts
-    dense, own = model.optimizer._momentums[1:], converted.optimizer.core._momentums
-    for one, other in zip(dense, own, strict=True):
-        np.testing.assert_array_equal(one, other)
+    dense, converted_momentums = model.optimizer._momentums[1:], converted.optimizer.core._momentums
+    for momentum, converted_momentum in zip(dense, converted_momentums, strict=True):
+        np.testing.assert_array_equal(momentum, converted_momentum)
     fit(converted, 1)
 
 
@@ -559,10 +559,10 @@ def test_tables_become_matrices(keys, unknown, options, count):
     assert type(layer) is keras.layers.Embedding
     assert layer.input_dim == count
     got, expected = converted(ids), model(ids)
-    mask, own = getattr(expected, "_keras_mask", None), getattr(got, "_keras_mask", None)
-    assert (mask is None) == (own is None)
+    mask, got_mask = getattr(expected, "_keras_mask", None), getattr(got, "_keras_mask", None)
+    assert (mask is None) == (got_mask is None)
     if mask is not None:
-        np.testing.assert_array_equal(own, mask)
+        np.testing.assert_array_equal(got_mask, mask)
 
 
 def test_lookups_of_functional_models_and_their_states():

@@ -49,14 +49,14 @@ def fit(embedding, optimizer, eagerly=False):
     ("name", "eagerly"), [*((name, False) for name in OPTIMIZERS), ("sgd", True), ("nadam", True)]
 )
 def test_same_rows_as_keras(name, eagerly):
-    mine, theirs = de.layers.Embedding(DIM), keras.layers.Embedding(ROWS, DIM)
+    layer, reference_layer = de.layers.Embedding(DIM), keras.layers.Embedding(ROWS, DIM)
     options = {"gradient_accumulation_steps": STEPS}
     optimizer = de.OptimizerWrapper(OPTIMIZERS[name](**options))
     reference = OPTIMIZERS[name](**options)
-    losses = fit(mine, optimizer, eagerly)
-    np.testing.assert_allclose(losses, fit(theirs, reference), rtol=1e-4)
-    got = mine.table.lookup(np.arange(ROWS), insert=False).numpy()
-    np.testing.assert_allclose(got, theirs.embeddings.numpy(), rtol=1e-4, atol=1e-5)
+    losses = fit(layer, optimizer, eagerly)
+    np.testing.assert_allclose(losses, fit(reference_layer, reference), rtol=1e-4)
+    got = layer.table.lookup(np.arange(ROWS), insert=False).numpy()
+    np.testing.assert_allclose(got, reference_layer.embeddings.numpy(), rtol=1e-4, atol=1e-5)
     assert np.abs(got - START).max() > 1e-3
     assert int(optimizer.iterations) == int(reference.iterations) == len(IDS) // STEPS
 

@@ -154,10 +154,10 @@ def test_several_inputs(tmp_path, how):
     assert set(specs_of(loaded)) == {"users", "items"}
     assert_same(loaded.signatures["serving_default"](users=users, items=items), answer)
     # The models inside are separate models.
-    for name, its in (("user", users), ("item", items)):
+    for name, ids in (("user", users), ("item", items)):
         tower = getattr(model, name)
         inner = export(how, tower, tmp_path / name)
-        assert_same(inner.serve(its), tower(its))
+        assert_same(inner.serve(ids), tower(ids))
 
 
 @pytest.mark.parametrize("how", ["keras", "ours"])

@@ -27,14 +27,14 @@ def model_of(wide, deep):
     return keras.Model(inputs, outputs)
 
 
-def ours():
+def make_model():
     wide, deep = de.layers.Embedding(1, name="wide"), de.layers.Embedding(4, name="deep")
     de.assign(wide.table, np.arange(ROWS), WIDE)
     de.assign(deep.table, np.arange(ROWS), DEEP)
     return model_of(wide, deep)
 
 
-def theirs():
+def make_reference():
     layers = [keras.layers.Embedding(ROWS, dim, name=n) for n, dim in (("wide", 1), ("deep", 4))]
     model = model_of(*layers)
     for layer, start in zip(layers, (WIDE, DEEP), strict=True):
@@ -67,14 +67,14 @@ def values(model):
 
 @pytest.mark.parametrize("by_function", [False, True])
 def test_each_table_has_its_optimizer(by_function):
-    mine, reference = ours(), theirs()
+    model, reference = make_model(), make_reference()
     optimizer = de.OptimizerWrapper(multi(by_function))
     np.testing.assert_allclose(
-        losses(mine, optimizer), losses(reference, multi(by_function)), rtol=1e-4
+        losses(model, optimizer), losses(reference, multi(by_function)), rtol=1e-4
     )
-    for got, expected in zip(values(mine), values(reference), strict=True):
+    for got, expected in zip(values(model), values(reference), strict=True):
         np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
-    wide, deep = (mine.get_layer(name).table for name in ("wide", "deep"))
+    wide, deep = (model.get_layer(name).table for name in ("wide", "deep"))
     assert optimizer.state_spec(wide)[0] != optimizer.state_spec(deep)[0]
     assert int(optimizer.iterations) == 18
     assert [int(one.iterations) for one in optimizer.inner_optimizer.optimizers] == [18] * 3
@@ -84,7 +84,7 @@ def test_save_and_continue(tmp_path):
     def run(model, epochs):
         model.fit(IDS, TARGETS, batch_size=1, epochs=epochs, shuffle=False, verbose=0)
 
-    model, whole = ours(), ours()
+    model, whole = make_model(), make_model()
     for one in (model, whole):
         one.compile(de.OptimizerWrapper(multi()), "mse")
     run(whole, 3)
@@ -110,11 +110,11 @@ def test_raw_tables_by_their_names():
 
 
 def test_dump_has_the_state_of_both(tmp_path):
-    model = ours()
+    model = make_model()
     optimizer = de.OptimizerWrapper(multi())
     losses(model, optimizer)
     de.dump(tmp_path, model, optimizer)
-    copy = ours()
+    copy = make_model()
     restored = de.OptimizerWrapper(multi())
     copy.compile(restored, "mse")
     restored.build(copy.trainable_variables)
@@ -136,8 +136,8 @@ def test_a_function_that_creates_optimizers():
     def make(variable):
         return K.Adam(0.02) if "deep" in variable.path else K.Adagrad(0.05)
 
-    mine, reference = ours(), theirs()
+    model, reference = make_model(), make_reference()
     optimizer = de.OptimizerWrapper(K.MultiOptimizer(make))
     expected = losses(reference, K.MultiOptimizer(make))
-    np.testing.assert_allclose(losses(mine, optimizer), expected, rtol=1e-4)
-    assert len(optimizer.inner_optimizer.optimizers) == len(mine.trainable_variables)
+    np.testing.assert_allclose(losses(model, optimizer), expected, rtol=1e-4)
+    assert len(optimizer.inner_optimizer.optimizers) == len(model.trainable_variables)

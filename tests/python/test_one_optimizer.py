@@ -287,9 +287,9 @@ def test_rows_of_another_state_or_owner_are_refused(operator):
     handle = h.make()
     keys = np.arange(3)
     h.lookup(handle, keys)
-    own = {"optimizer": "keras:own", "widths": [2], "inits": [0.5], "owner": "the owner"}
-    assert bool(h.ops.dynemb_attach_state(handle, **own))
-    assert not bool(h.ops.dynemb_attach_state(handle, **own))
+    attributes = {"optimizer": "keras:own", "widths": [2], "inits": [0.5], "owner": "the owner"}
+    assert bool(h.ops.dynemb_attach_state(handle, **attributes))
+    assert not bool(h.ops.dynemb_attach_state(handle, **attributes))
     vectors, states = np.ones([3, h.DIM], np.float32), np.ones([3, 2], np.float32)
 
     def call(**spec):
@@ -302,7 +302,7 @@ def test_rows_of_another_state_or_owner_are_refused(operator):
     for other in ({"optimizer": "keras:other"}, {"widths": [1, 1], "inits": [0.5, 0.5]},
                   {"inits": [0.25]}, {"owner": "another"}):  # fmt: skip
         with pytest.raises(Refused):
-            call(**{**own, **other})
+            call(**{**attributes, **other})
     assert_same(h.export(handle), before)
-    call(**own)
+    call(**attributes)
     call()

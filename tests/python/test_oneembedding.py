@@ -157,16 +157,18 @@ def test_initial_vectors_of_each_table(kind):
     kinds = ["constant", kind, "uniform"]
     layer = layer_of([DISTRIBUTIONS[each][0] for each in kinds], dim=2)
     vectors = layer(np.repeat(MANY[:, None], 3, 1)).numpy()
-    for t, its_kind in enumerate(kinds):
+    for t, table_kind in enumerate(kinds):
         for column in range(2):
-            check(vectors[:, t, column], its_kind)
+            check(vectors[:, t, column], table_kind)
 
 
 def test_initial_vectors_of_each_column():
     kinds = [["uniform", "normal", "constant"], ["cut", "uncut", "normal"]]
     tables = [
-        oe.make_table_options([oe.make_column_options(DISTRIBUTIONS[one][0]) for one in of_table])
-        for of_table in kinds
+        oe.make_table_options(
+            [oe.make_column_options(DISTRIBUTIONS[column_kind][0]) for column_kind in column_kinds]
+        )
+        for column_kinds in kinds
     ]
     tables.append(oe.make_table_options(DISTRIBUTIONS["uniform"][0]))
     kinds.append(["uniform"] * 3)

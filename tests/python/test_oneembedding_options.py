@@ -105,13 +105,13 @@ def test_options_have_the_form_of_oneflow():
         "size_factor": 1,
         "storage_dim": -1,
     }
-    of_host = cached_host_mem(size_factor=3, physical_block_size=512, storage_dim=12)
-    assert of_host["kv_store"]["caches"] == [
+    options = cached_host_mem(size_factor=3, physical_block_size=512, storage_dim=12)
+    assert options["kv_store"]["caches"] == [
         {**lru, "value_memory_kind": "device"},
         {**full, "value_memory_kind": "host"},
     ]
-    assert of_host["kv_store"]["persistent_table"]["physical_block_size"] == 512
-    assert (of_host["size_factor"], of_host["storage_dim"]) == (3, 12)
+    assert options["kv_store"]["persistent_table"]["physical_block_size"] == 512
+    assert (options["size_factor"], options["storage_dim"]) == (3, 12)
     caches = cached_ssd(host_cache_budget_mb=64)["kv_store"]["caches"]
     assert caches == [{**lru, "value_memory_kind": kind} for kind in ("device", "host")]
     table = cached_ssd(persistent_path=["a", pathlib.Path("b")])["kv_store"]["persistent_table"]
@@ -314,13 +314,13 @@ def test_a_rank_has_room_for_its_share():
 def test_tables_of_each_store(tmp_path):
     """Budgets are of all tables together, in MB of 2^20 bytes; options of tables are in 2^30."""
     limits = {"max_capacity": 100, "evict_strategy": "none"}
-    of_host = places.table_options(Store.of(cached_host_mem(), 1), "e", 2, 0, 1)
-    assert of_host == [{"var_type": "hybrid", "max_hbm_for_vectors": 32 / 1024, **limits}] * 2
+    host_options = places.table_options(Store.of(cached_host_mem(), 1), "e", 2, 0, 1)
+    assert host_options == [{"var_type": "hybrid", "max_hbm_for_vectors": 32 / 1024, **limits}] * 2
     with pytest.warns(UserWarning, match="'e' in GPU memory, but there is no GPU"):
-        of_device = places.table_options(Store.of(device_mem(), 1), "e", 2, 0, 1)
-    assert of_device == [{"var_type": "host", **limits}] * 2
-    of_files = places.table_options(Store.of(cached_ssd(capacity=5), 4), "e", 2, 3, 4)
-    assert of_files == [
+        device_options = places.table_options(Store.of(device_mem(), 1), "e", 2, 0, 1)
+    assert device_options == [{"var_type": "host", **limits}] * 2
+    file_options = places.table_options(Store.of(cached_ssd(capacity=5), 4), "e", 2, 3, 4)
+    assert file_options == [
         {
             "var_type": "file",
             "file_path": f"p/3-4/e/table_{i}",

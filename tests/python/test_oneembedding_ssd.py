@@ -60,8 +60,8 @@ def test_a_snapshot_of_files_is_for_any_store(tmp_path):
     expected = rows_of(layer)
     trained_optimizer = model.optimizer
     layer.load_snapshot("s", trained_optimizer)
-    of_memory = oe.make_cached_host_mem_store_options(1, str(tmp_path), 10**6)
-    other = layer_of(of_memory)
+    memory_store = oe.make_cached_host_mem_store_options(1, str(tmp_path), 10**6)
+    other = layer_of(memory_store)
     optimizer = de.OptimizerWrapper(keras.optimizers.Adam(0.05))
     other.load_snapshot("s", optimizer)
     for loaded in (layer, other):

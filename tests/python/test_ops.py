@@ -62,8 +62,12 @@ class TestCreation:
     def test_every_option_has_a_case_below(self):
         attributes = {attribute.name for attribute in op_def_registry.get("DynembTable").attr}
         attributes -= {"container", "shared_name", "init_capacity"}
-        of_helper = {"key": "key_dtype", "initial": "initializer_args", "random": "initializers"}
-        options = {of_helper.get(name, name) for other, _ in self.OTHERS for name in other}
+        attribute_names = {
+            "key": "key_dtype",
+            "initial": "initializer_args",
+            "random": "initializers",
+        }
+        options = {attribute_names.get(name, name) for other, _ in self.OTHERS for name in other}
         assert attributes == options | {"tier"}  # test_device_tables.py has a case
 
     @pytest.mark.parametrize(("other", "message"), OTHERS, ids=str)

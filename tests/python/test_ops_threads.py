@@ -51,14 +51,14 @@ def test_accumulated_sums_are_exact():
     rng = np.random.default_rng(0)
     batches = rng.integers(0, 3000, [THREADS, 25, 700])
 
-    def job(mine):
+    def job(thread_batches):
         def run():
-            for keys in mine:
+            for keys in thread_batches:
                 ops.dynemb_accumulate(handle, keys, tf.ones([700, 16]))
 
         return run
 
-    together(*[job(mine) for mine in batches])
+    together(*[job(thread_batches) for thread_batches in batches])
     keys, counts = np.unique(batches, return_counts=True)
     assert h.size(handle) == len(keys)
     values = ops.dynemb_read_rows(handle, keys).values
@@ -212,19 +212,19 @@ def test_tables_in_opposite_order_do_not_deadlock():
 
     def job(order, seed):
         rng = np.random.default_rng(seed)
-        mine = [tables[i] for i in order]
+        handles = [tables[i] for i in order]
 
         def run():
             for _ in range(calls):
-                keys = [rng.integers(0, 5000, batch) for _ in mine]
+                keys = [rng.integers(0, 5000, batch) for _ in handles]
                 outputs, rows, argmax = h.lookup_sparse(
-                    mine, keys, [np.int64(2)] * 3, [batch // 2] * 3, [4] * 3,
+                    handles, keys, [np.int64(2)] * 3, [batch // 2] * 3, [4] * 3,
                 )  # fmt: skip
                 unique, sums, unique_rows = ops.dynemb_lookup_sparse_grad(
                     keys, rows, [np.int64(2)] * 3, [h.NO_WEIGHTS] * 3, argmax,
                     [tf.ones_like(o) for o in outputs], combiners=["sum"] * 3,
                 )  # fmt: skip
-                h.apply_sgd(mine, unique, sums, unique_rows)
+                h.apply_sgd(handles, unique, sums, unique_rows)
 
         return run
 

@@ -58,9 +58,9 @@ def test_localized_variable_is_on_its_rank(size, kind):
             rows = ownership.global_rows(variable)
             np.testing.assert_array_equal(rows, np.arange(7 if comm.rank == 1 else 0))
             np.testing.assert_array_equal(ownership.local_rows(variable, rows), rows)
-        mine = ownership.owned(variable, np.arange(7))
-        assert (mine is None) == (comm.rank == 1) != ownership.is_elsewhere(variable)
-        assert mine is None or (mine.shape == (7,) and not mine.any())
+        is_owned = ownership.owned(variable, np.arange(7))
+        assert (is_owned is None) == (comm.rank == 1) != ownership.is_elsewhere(variable)
+        assert is_owned is None or (is_owned.shape == (7,) and not is_owned.any())
         return ownership.share_of(variable, 7)
 
     assert run(size, look) == [0, 7, 0][:size]
@@ -70,13 +70,15 @@ def test_localized_variable_is_on_its_rank(size, kind):
 def test_matrix_rows_are_assigned_round_robin(rows):
     def look(comm):
         matrix = de.Variable(tf.zeros([rows, 2]))
-        mine = ownership.global_rows(matrix)
-        assert matrix.shape[0] == len(mine)
-        np.testing.assert_array_equal(ownership.local_rows(matrix, mine), np.arange(len(mine)))
+        rank_rows = ownership.global_rows(matrix)
+        assert matrix.shape[0] == len(rank_rows)
         np.testing.assert_array_equal(
-            np.flatnonzero(ownership.owned(matrix, np.arange(rows))), mine
+            ownership.local_rows(matrix, rank_rows), np.arange(len(rank_rows))
         )
-        assert ownership.share_of(matrix, rows) >= len(mine)
-        return mine.tolist()
+        np.testing.assert_array_equal(
+            np.flatnonzero(ownership.owned(matrix, np.arange(rows))), rank_rows
+        )
+        assert ownership.share_of(matrix, rows) >= len(rank_rows)
+        return rank_rows.tolist()
 
     assert run(3, look) == [list(range(rank, rows, 3)) for rank in range(3)]

@@ -95,13 +95,13 @@ def test_chain_continues_with_other_numbers_of_ranks(tmp_path, capsys):
             assert set(deleted.tolist()) == gone & set(before[name].keys.tolist())
             assert len(deleted) >= 1
         assert reader.follow() == 1
-        for loaded, of_all in ((followers, run_on(followers, Rank.apply)), load(path, 3)):
-            assert set(of_all) == {marks[0]}
+        for loaded, found_marks in ((followers, run_on(followers, Rank.apply)), load(path, 3)):
+            assert set(found_marks) == {marks[0]}
             assert table_reader.same(contents(loaded), contents(ranks))
     for name, rows in contents(ranks).items():
         assert (np.sort(np.concatenate([k for k, _ in reader.items(name)])) == rows.keys).all()
-    of_dynamic = serving.Reader(path, tables=["user", "item", "page"])
-    check_reader(of_dynamic, contents(ranks))
+    dynamic_reader = serving.Reader(path, tables=["user", "item", "page"])
+    check_reader(dynamic_reader, contents(ranks))
 
 
 def test_commands_read_dumps_of_ranks(tmp_path, capsys):
@@ -200,14 +200,14 @@ def test_training_between_the_cuts_of_ranks(tmp_path, monkeypatch):
         (mark, *_) = run_on(ranks, Rank.dump)
     assert [dict(r.tables[0].snapshots.items())[mark.id][0] for r in ranks] != [mark.tick] * 3
     before = set(fold(storage.Chain.open(tmp_path))["user"].keys.tolist())
-    mine = set(
-        run_on(ranks, lambda rank: rank.own(rank.tables[0], np.arange(700, 760)))[0].tolist()
+    rank_keys = set(
+        run_on(ranks, lambda rank: rank.owned_keys(rank.tables[0], np.arange(700, 760)))[0].tolist()
     )
-    assert mine
-    assert not mine & before
+    assert rank_keys
+    assert not rank_keys & before
     run_on(ranks, Rank.dump_delta)
     rows, _ = read_snapshot(storage.Chain.open(tmp_path).last, "user")
-    assert set(rows.keys.tolist()) == mine
+    assert set(rows.keys.tolist()) == rank_keys
 
 
 def test_clocks_are_set_to_the_latest_before_the_cut(tmp_path, monkeypatch):

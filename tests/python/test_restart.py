@@ -28,7 +28,7 @@ def train(model):
     return model.fit(IDS, LABELS, shuffle=False, verbose=0).history["loss"]
 
 
-def of_state(call, *args, **kwargs):
+def state_warnings(call, *args, **kwargs):
     """Calls a function; returns its warnings about fresh state."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -47,7 +47,7 @@ def path(tmp_path):
 
 @pytest.mark.parametrize("wrap", [lambda model: model, lambda model: [model]])
 def test_a_compiled_model_that_loses_its_state_is_told(path, wrap):
-    (message,) = of_state(de.load, path, wrap(compiled(keras.optimizers.Adam(0.1))))
+    (message,) = state_warnings(de.load, path, wrap(compiled(keras.optimizers.Adam(0.1))))
     assert "'ids/embeddings'" in message
     assert "optimizer=model.optimizer" in message
 
@@ -56,14 +56,14 @@ def test_tables_that_an_optimizer_trains_are_told(tmp_path):
     table, optimizer = make(), de.OptimizerWrapper(keras.optimizers.Adagrad(0.1))
     step(optimizer, [table], [1, 2])
     de.dump(tmp_path, table, optimizer)
-    assert len(of_state(de.load, tmp_path, table)) == 1
+    assert len(state_warnings(de.load, tmp_path, table)) == 1
 
 
 def test_nobody_is_told_who_loses_nothing(path, tmp_path_factory):
     model = compiled(keras.optimizers.Adam(0.1))
-    assert not of_state(de.load, path, model, model.optimizer)
-    assert not of_state(de.load, path, compiled(keras.optimizers.SGD(0.1)))  # keeps no state
-    assert not of_state(de.load, path, {"ids/embeddings": make(dim=4)})
+    assert not state_warnings(de.load, path, model, model.optimizer)
+    assert not state_warnings(de.load, path, compiled(keras.optimizers.SGD(0.1)))  # keeps no state
+    assert not state_warnings(de.load, path, {"ids/embeddings": make(dim=4)})
     without = tmp_path_factory.mktemp("without")
     de.dump(without, model)
-    assert not of_state(de.load, without, compiled(keras.optimizers.Adam(0.1)))
+    assert not state_warnings(de.load, without, compiled(keras.optimizers.Adam(0.1)))

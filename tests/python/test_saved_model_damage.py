@@ -56,14 +56,14 @@ class Opener:
         ops.dynemb_open_served_table(handle, str(self.path / "assets" / "tf_dynemb.json"))
         return lookup(handle, self.keys)
 
-    def check(self, file, of_tables):
+    def check(self, file, in_tables):
         """Returns whether opening fails, with the name of the file, or has the same vectors."""
         try:
             found = self.vectors()
         except ERRORS as error:
             # The descriptor of a damaged manifest or index is named by its snapshot.
-            return str(file.parent if of_tables else file) in error.message
-        return of_tables and same_bits(found, self.expected)
+            return str(file.parent if in_tables else file) in error.message
+        return in_tables and same_bits(found, self.expected)
 
 
 @pytest.mark.slow
@@ -75,18 +75,18 @@ def test_every_file_of_a_model(exported):
     names = {str(file.relative_to(path)) for file in files}
     assert {"saved_model.pb", "fingerprint.pb", "variables/variables.index", str(CHECKSUMS)} < names
     for file in files:
-        of_tables = "tf_dynemb" in file.parts
+        in_tables = "tf_dynemb" in file.parts
         content = file.read_bytes()
         for offset in rng.choice(len(content), min(1000, len(content)), replace=False).tolist():
             flip(file, offset)
             # White space in the list of checksums has no meaning.
             blank = file.name == CHECKSUMS.name and content[offset : offset + 1].isspace()
-            assert opener.check(file, of_tables or blank), (file, offset)
+            assert opener.check(file, in_tables or blank), (file, offset)
             file.write_bytes(content)
         longest = len(content.rstrip())  # the last byte of a text is the end of a line
         for length in rng.choice(longest, min(100, longest), replace=False).tolist():
             file.write_bytes(content[:length])
-            assert opener.check(file, of_tables), (file, length)
+            assert opener.check(file, in_tables), (file, length)
         file.write_bytes(content)
     assert same_bits(opener.vectors(), opener.expected)
 

@@ -382,5 +382,5 @@ def test_hit_rate_is_that_of_an_exact_cache(strategy):
             key = next(order)
             if key not in fresh:
                 del exact[key]
-    ours = (table.stats()["misses"] - before) / len(ids)
-    assert abs(ours - misses / len(ids)) < 0.01
+    miss_rate = (table.stats()["misses"] - before) / len(ids)
+    assert abs(miss_rate - misses / len(ids)) < 0.01

@@ -29,10 +29,10 @@ def second(variable, lookup, others=()):
     return compute()
 
 
-def compare(ours, dense):
+def compare(got, dense):
     full = tf.convert_to_tensor(dense).numpy()
-    order = [KEYS.tolist().index(key) for key in ours.indices.numpy().astype(np.int64)]
-    np.testing.assert_allclose(ours.values, full[order], rtol=1e-4, atol=1e-4)
+    order = [KEYS.tolist().index(key) for key in got.indices.numpy().astype(np.int64)]
+    np.testing.assert_allclose(got.values, full[order], rtol=1e-4, atol=1e-4)
     assert set(np.flatnonzero(np.abs(full).sum(1))) <= set(order)
 
 
@@ -46,9 +46,9 @@ def both(key_type=tf.int64, **options):
 @pytest.mark.parametrize("key_type", [tf.int64, tf.uint64])
 def test_embedding_lookup(key_type):
     table, dense, ids = both(key_type)
-    (ours,) = second(table, lambda v: tf.nn.embedding_lookup(v, ids))
+    (got,) = second(table, lambda v: tf.nn.embedding_lookup(v, ids))
     (expected,) = second(dense, lambda v: tf.nn.embedding_lookup(v, PLACES))
-    compare(ours, expected)
+    compare(got, expected)
 
 
 @pytest.mark.parametrize("form", ["dense", "ragged", "sparse"])
@@ -63,7 +63,7 @@ def test_pooled_lookups_and_their_weights(combiner, form, weighted):
     }[form]
     w = tf.Variable(np.random.default_rng(2).uniform(0.5, 2.0, PLACES.shape).astype(np.float32))
 
-    def ours(v):
+    def pooled(v):
         weights = convert(tf.identity(w)) if weighted else None
         return de.lookup_sparse(v, convert(ids), weights, combiners=combiner)
 
@@ -77,9 +77,9 @@ def test_pooled_lookups_and_their_weights(combiner, form, weighted):
             return total / tf.reduce_sum(weights, 1)
         return total / tf.sqrt(tf.reduce_sum(weights**2, 1)) if combiner == "sqrtn" else total
 
-    others = [w] if weighted else []
-    found = second(table, ours, others)
-    expected = second(dense, reference, others)
+    weight_variables = [w] if weighted else []
+    found = second(table, pooled, weight_variables)
+    expected = second(dense, reference, weight_variables)
     compare(found[0], expected[0])
     if weighted:
         np.testing.assert_allclose(found[1], expected[1], rtol=1e-3, atol=1e-3)
@@ -95,24 +95,24 @@ def test_a_batch_without_ids_and_eagerly(combiner):
                 pooled = de.lookup_sparse(table, batch, combiners=combiner)
                 loss = tf.reduce_sum(pooled**3)
             value = penalty(inner.gradient(loss, table), table)
-        ours = outer.gradient(value, table)
+        got = outer.gradient(value, table)
         if places is None:
-            assert ours is None or len(ours.indices) == 0
+            assert got is None or len(got.indices) == 0
             continue
         reduce = tf.reduce_max if combiner == "max" else tf.reduce_sum
         (expected,) = second(dense, lambda v: reduce(tf.gather(v, PLACES), 1))  # noqa: B023
-        compare(ours, expected)
+        compare(got, expected)
 
 
 def test_several_tables_of_which_one_has_a_second_derivative():
     table, dense, ids = both()
     other = de.DynamicVariable(2, "ones", dtype=tf.float16)
-    (ours,) = second(
+    (got,) = second(
         table,
         lambda v: de.lookup_sparse([v, other], [ids, ids], combiners=["sum", "mean"])[0],
     )
     (expected,) = second(dense, lambda v: tf.reduce_sum(tf.gather(v, PLACES), 1))
-    compare(ours, expected)
+    compare(got, expected)
 
 
 @pytest.mark.parametrize("recompute", [True, False])

@@ -185,13 +185,13 @@ def test_rounding_goes_on_as_in_the_dumped_table(tmp_path):
         step(table, optimizer)
         return table, optimizer
 
-    (table, optimizer), (other, its) = pair(1), pair(2)
+    (table, optimizer), (second_table, second_optimizer) = pair(1), pair(2)
     de.dump(tmp_path, table, optimizer)
-    de.load(tmp_path, other, its)
+    de.load(tmp_path, second_table, second_optimizer)
     step(table, optimizer)
-    step(other, its)
+    step(second_table, second_optimizer)
     keys = tf.range(64)
-    assert np.array_equal(table.lookup(keys).numpy(), other.lookup(keys).numpy())
+    assert np.array_equal(table.lookup(keys).numpy(), second_table.lookup(keys).numpy())
 
 
 def test_a_model_that_is_loaded_from_a_file(tmp_path):

@@ -552,16 +552,16 @@ class TestSetupScript:
         assert self.LINE in re.sub(r"0:\d\d", "T", done.stdout).splitlines()
 
     def test_a_terminal_has_one_line_that_changes(self, fresh):
-        ours, theirs = os.openpty()
-        termios.tcsetwinsize(ours, (25, 60))
+        terminal, script_end = os.openpty()
+        termios.tcsetwinsize(terminal, (25, 60))
         command = [self.two_parts(fresh)]
-        process = subprocess.Popen(command, cwd=fresh, stdout=theirs, stderr=theirs)
-        os.close(theirs)
+        process = subprocess.Popen(command, cwd=fresh, stdout=script_end, stderr=script_end)
+        os.close(script_end)
         shown = b""
         with contextlib.suppress(OSError):  # EIO: the process has ended
-            while part := os.read(ours, 4096):
+            while part := os.read(terminal, 4096):
                 shown += part
-        os.close(ours)
+        os.close(terminal)
         assert process.wait() == 0
         written = shown.decode().split("\r\033[K")
         assert 50 < max(len(text) for text in written if "\n" not in text) < 60

@@ -31,7 +31,7 @@ def fit(ids, callbacks, epochs=2, dim=4, **options):
     return history.history, items.table
 
 
-def of_items(history):
+def item_logs(history):
     prefix = "items/embeddings/"
     return {
         name.removeprefix(prefix): values
@@ -44,7 +44,7 @@ def test_logs_have_the_numbers_of_each_epoch():
     seen = []
     spy = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(dict(logs)))
     history, table = fit(range(12), [EachTable(), spy], max_capacity=8)
-    numbers = of_items(history)
+    numbers = item_logs(history)
     assert numbers["size"] == [8, 8]
     # 12 keys one after the other, in a table of 8: none is there when it is asked for again.
     assert numbers["inserts"] == [12, 12]
@@ -54,7 +54,7 @@ def test_logs_have_the_numbers_of_each_epoch():
     assert numbers["refused"] == numbers["dropped_gradients"] == numbers["erased"] == [0, 0]
     assert [logs["items/embeddings/size"] for logs in seen] == [8, 8]
 
-    numbers = of_items(fit([1, 2, 1, 2, 1, 2, 1, 2], [EachTable()])[0])
+    numbers = item_logs(fit([1, 2, 1, 2, 1, 2, 1, 2], [EachTable()])[0])
     assert numbers["hit_rate"] == [0.5, 1.0]
     assert numbers["inserts"] == [2, 0]
 
@@ -64,7 +64,7 @@ def test_tables_in_files(tmp_path):
     options = {"var_type": "file", "file_path": tmp_path, "max_dram_for_vectors": memory / 2**30}
     ids = np.concatenate([np.arange(2000), np.arange(2000)])
     history, table = fit(ids, [EachTable()], dim=1024, **options)
-    numbers, total = of_items(history), table.stats()
+    numbers, total = item_logs(history), table.stats()
     assert numbers["file_rows"][-1] == total["file_rows"] > 1800
     assert numbers["file_bytes"][-1] == total["file_bytes"] > 0
     for name in ("file_hits", "file_rows_written", "file_bytes_read", "file_reads"):
@@ -74,7 +74,7 @@ def test_tables_in_files(tmp_path):
     assert numbers["hit_rate"] == [0.5, 1.0]
     assert numbers["memory_hit_rate"][0] == 1 - numbers["file_hits"][0] / 2000
     assert numbers["memory_hit_rate"][1] < 0.1
-    assert "file_rows" not in of_items(fit([1, 2], [EachTable()])[0])
+    assert "file_rows" not in item_logs(fit([1, 2], [EachTable()])[0])
 
 
 def test_counts_begin_with_the_training():
@@ -84,7 +84,7 @@ def test_counts_begin_with_the_training():
     assert history["apart/inserts"] == [0]
     assert history["apart/size"] == [3]
     assert "apart/hit_rate" not in history
-    assert not of_items(history)
+    assert not item_logs(history)
 
 
 def test_tensorboard_gets_the_numbers(tmp_path):
@@ -139,8 +139,8 @@ def test_all_tables_together(tmp_path):
     slots = sum(table.stats()["slots"] for table in tables)
     assert history["tables/load"] == [6 / slots]
     history, _ = fit_two(TableStats(), tmp_path)
-    of_files = {"file_rows", "file_bytes", "memory_hit_rate"}
-    assert set(history) == {"loss", *(f"tables/{name}" for name in DEFAULT | of_files)}
+    file_names = {"file_rows", "file_bytes", "memory_hit_rate"}
+    assert set(history) == {"loss", *(f"tables/{name}" for name in DEFAULT | file_names)}
     # The table that has no files does not count.
     assert history["tables/memory_hit_rate"] == [1.0]
 

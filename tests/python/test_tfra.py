@@ -154,13 +154,13 @@ def test_creators_give_the_size():
 
 
 @pytest.mark.parametrize(
-    ("strategy", "ours"),
+    ("strategy", "expected"),
     [("LRU", "lru"), ("LFU", "lfu"), ("EPOCHLRU", "epoch_lru"), ("CUSTOMIZED", "score")],
 )
-def test_creators_give_the_strategy(strategy, ours):
+def test_creators_give_the_strategy(strategy, expected):
     config = tfra.HkvHashTableConfig(4, 4, evict_strategy=tfra.HkvEvictStrategy[strategy])
     v = variable(kv_creator=tfra.HkvHashTableCreator(config))
-    assert v.options.strategy == ours
+    assert v.options.strategy == expected
 
 
 def test_a_customized_table_takes_scores():
@@ -270,10 +270,10 @@ def test_max_norm_is_that_of_tensorflow():
     v, dense = variable(), tf.Variable(vectors)
     v.upsert([0, 1, 2], vectors)
     with tf.GradientTape(persistent=True) as tape:
-        ours = tfra.embedding_lookup(v, [0, 1, 2], max_norm=1.0)
+        pooled = tfra.embedding_lookup(v, [0, 1, 2], max_norm=1.0)
         expected = tf.nn.embedding_lookup(dense, [0, 1, 2], max_norm=1.0)
-        losses = [tf.reduce_sum(x * [[1.0, 2.0]]) for x in (ours, expected)]
-    np.testing.assert_allclose(ours, expected, rtol=1e-6)
+        losses = [tf.reduce_sum(x * [[1.0, 2.0]]) for x in (pooled, expected)]
+    np.testing.assert_allclose(pooled, expected, rtol=1e-6)
     gradient = tape.gradient(losses[0], v)
     dense_gradient = tf.convert_to_tensor(tape.gradient(losses[1], dense)).numpy()
     np.testing.assert_allclose(

@@ -18,13 +18,13 @@ def test_a_checkpoint_restores_rows_and_counts(tmp_path):
     v, optimizer, checkpoint = make()
     train(v, [1, 2], optimizer)
     path = checkpoint.write(str(tmp_path / "checkpoint"))
-    other, its_optimizer, its_checkpoint = make()
-    its_checkpoint.restore(path)
-    assert content(other) == content(v)
-    assert len(other.restrict_policy.status) == 2
+    restored, restored_optimizer, restored_checkpoint = make()
+    restored_checkpoint.restore(path)
+    assert content(restored) == content(v)
+    assert len(restored.restrict_policy.status) == 2
     train(v, [1, 2], optimizer)
-    train(other, [1, 2], its_optimizer)
-    assert content(other) == content(v)
+    train(restored, [1, 2], restored_optimizer)
+    assert content(restored) == content(v)
 
 
 def test_a_variable_may_stay_out_of_checkpoints(tmp_path):

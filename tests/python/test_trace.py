@@ -26,7 +26,7 @@ def trace(folder: Path, run: Callable[[], object]) -> list[Event]:
     return read_events(folder)
 
 
-def is_run_of_ours(event: Event) -> bool:
+def is_run_of_library(event: Event) -> bool:
     """Whether the event is the run of an operator of this library."""
     kind = operator_of(event) or event.name.removeprefix(EAGER)
     return kind.startswith(OURS_KIND)
@@ -40,7 +40,7 @@ def is_inside(event: Event, outer: Event) -> bool:
 def outside_our_operators(events: Iterable[Event]) -> list[Event]:
     """Returns the phases that no run of this library's operators contains on their thread."""
     events = list(events)
-    runs = [event for event in events if is_run_of_ours(event)]
+    runs = [event for event in events if is_run_of_library(event)]
     return [
         event
         for event in events

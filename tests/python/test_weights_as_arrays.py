@@ -76,10 +76,10 @@ def test_copies_train_on_as_the_original(how, dtype):
     np.testing.assert_array_equal(vectors(other), vectors(model))
     # The optimizer state of the rows is there as well.
     other.optimizer.core.iterations.assign(model.optimizer.core.iterations)
-    for dense, its in zip(
+    for target, source in zip(
         other.optimizer.core.variables[2:], model.optimizer.core.variables[2:], strict=True
     ):
-        dense.assign(its)
+        target.assign(source)
     for each in (model, other):
         each.fit(IDS, TARGETS, verbose=0)
     np.testing.assert_array_equal(vectors(other), vectors(model))

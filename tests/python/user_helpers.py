@@ -47,7 +47,7 @@ def labels(features, seed=2):
     return (sums > np.median(sums)).astype(np.float32)
 
 
-def check_same_losses(ours, reference, rtol=1e-5):
+def check_same_losses(losses, reference, rtol=1e-5):
     """The losses are those of the reference, and fall."""
-    np.testing.assert_allclose(ours, reference, rtol=rtol)
-    assert ours[-1] < ours[0]
+    np.testing.assert_allclose(losses, reference, rtol=rtol)
+    assert losses[-1] < losses[0]

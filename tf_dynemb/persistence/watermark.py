@@ -29,6 +29,6 @@ class Watermark(NamedTuple):
     @staticmethod
     def at(id_: str, tick: int, utc_ns: int) -> Watermark:
         """Creates a watermark from a time in nanoseconds since 1970 UTC."""
-        seconds, rest = divmod(utc_ns, 10**9)
+        seconds, nanoseconds = divmod(utc_ns, 10**9)
         utc = datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc)
-        return Watermark(id_, tick, utc.replace(microsecond=rest // 1000))
+        return Watermark(id_, tick, utc.replace(microsecond=nanoseconds // 1000))

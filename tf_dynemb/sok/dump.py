@@ -158,8 +158,8 @@ def _values(path: Path, table: str, kind: int, state: str = "") -> Array:
     dtype = DTYPES[type_number]
     if (dtype.kind == "f") != (kind != KEYS):
         raise ValueError(f"{path} should hold {KINDS[kind]}, but its type is {dtype.name}.")
-    count, rest = divmod(size - _HEADER.size, dtype.itemsize)
-    if rest:
+    count, left_over = divmod(size - _HEADER.size, dtype.itemsize)
+    if left_over:
         raise ValueError(
             f"{path} is cut short: {size - _HEADER.size} bytes of values are no multiple of the "
             f"{dtype.itemsize} bytes of a {dtype.name}."

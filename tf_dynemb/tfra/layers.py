@@ -151,8 +151,8 @@ class Embedding(TableLayer):
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments of the constructor; kv_creator as table options, no devices."""
         config = super().get_config()
-        own_arguments = ("dim", "padding_id", "default_vector", "hash_strings", "key_type")
-        for name in (*own_arguments, "embeddings_regularizer", "embeddings_constraint"):
+        base_arguments = ("dim", "padding_id", "default_vector", "hash_strings", "key_type")
+        for name in (*base_arguments, "embeddings_regularizer", "embeddings_constraint"):
             del config[name]
         config["key_dtype"] = "string" if self.hash_strings else self.key_type.name
         policy = self._variable_options["restrict_policy"]

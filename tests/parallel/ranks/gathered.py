@@ -71,7 +71,7 @@ def draw(rng, rows, batch, most, least=1):
     return Bags(rng.integers(0, rows, count), lengths, rng.normal(size=count).astype(np.float32))
 
 
-def of_all(comm, array, name="of_all"):
+def gather(comm, array, name="of_all"):
     """Returns, on every rank, the arrays of all ranks, concatenated in their order."""
     array = np.ascontiguousarray(array)
     width = array.itemsize * int(np.prod(array.shape[1:], dtype=int))
@@ -82,7 +82,7 @@ def of_all(comm, array, name="of_all"):
 
 def sum_of_all(comm, array):
     """Returns the sum of the ranks' arrays."""
-    return of_all(comm, np.asarray(array)[np.newaxis]).sum(0)
+    return gather(comm, np.asarray(array)[np.newaxis]).sum(0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +122,7 @@ def whole_table(comm, table) -> Rows:
     elif comm.size > 1:
         owner = _ops.library().dynemb_owners(tf.constant(here.keys), num_ranks=comm.size)
         assert (np.asarray(owner) == comm.rank).all(), "a row is not on the rank that owns its key"
-    return in_order(*(of_all(comm, part) for part in (here.keys, here.vectors, here.state)))
+    return in_order(*(gather(comm, part) for part in (here.keys, here.vectors, here.state)))
 
 
 def whole_matrix(comm, variable):
@@ -130,12 +130,14 @@ def whole_matrix(comm, variable):
     value = tf.cast(variable.value(), tf.float32).numpy()
     rows = np.arange(variable.global_shape[0])
     if variable.mode is None or variable.mode == "distributed":
-        mine = rows[comm.rank :: comm.size]
+        rank_rows = rows[comm.rank :: comm.size]
     else:
-        mine = rows[:] if comm.rank == int(variable.mode.split(":")[1]) % comm.size else rows[:0]
-    assert value.shape == (len(mine), variable.global_shape[1])
+        rank_rows = (
+            rows[:] if comm.rank == int(variable.mode.split(":")[1]) % comm.size else rows[:0]
+        )
+    assert value.shape == (len(rank_rows), variable.global_shape[1])
     found = np.full(variable.global_shape, np.nan, np.float32)
-    found[of_all(comm, mine)] = of_all(comm, value)
+    found[gather(comm, rank_rows)] = gather(comm, value)
     assert not np.isnan(found).any()
     return found
 
@@ -143,7 +145,7 @@ def whole_matrix(comm, variable):
 def same_on_all(comm, value):
     """Raises unless all ranks have the same array."""
     value = np.asarray(value)
-    for other in of_all(comm, value[np.newaxis]):
+    for other in gather(comm, value[np.newaxis]):
         np.testing.assert_array_equal(other, value)
 
 

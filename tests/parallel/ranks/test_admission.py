@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import tf_dynemb as de
-from parallel.ranks.gathered import of_all, one_rank
+from parallel.ranks.gathered import gather, one_rank
 
 ROWS = 6  # bags of each rank
 
@@ -74,9 +74,9 @@ def test_the_same_as_on_one_rank(comm, unadmitted, mode):
         )
         with one_rank():
             there = step(alone, *joined(comm.size, number), combiner=combiner, insert=insert)
-        mine = slice(ROWS * comm.rank, ROWS * (comm.rank + 1))
+        rank_slice = slice(ROWS * comm.rank, ROWS * (comm.rank + 1))
         for here, expected in zip(pooled, there[0], strict=True):
-            np.testing.assert_allclose(here, expected[mine], rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(here, expected[rank_slice], rtol=1e-5, atol=1e-6)
         ids = [sum(map(len, batch(rank, number)[0])) for rank in range(comm.size)]
         begin = sum(ids[: comm.rank])
         np.testing.assert_allclose(
@@ -84,12 +84,12 @@ def test_the_same_as_on_one_rank(comm, unadmitted, mode):
         )
         for key, grad in grads.items():
             np.testing.assert_allclose(grad, there[1][key], rtol=1e-4, atol=1e-5)
-        total = of_all(comm, np.array(sorted(grads), np.int64))
+        total = gather(comm, np.array(sorted(grads), np.int64))
         assert sorted(total.tolist()) == sorted(there[1])
         with one_rank():
             rows_there = held(alone)
-        assert sorted(of_all(comm, held(table)).tolist()) == sorted(rows_there.tolist())
-    refused = of_all(comm, np.array([table.stats()["unadmitted"]]))
+        assert sorted(gather(comm, held(table)).tolist()) == sorted(rows_there.tolist())
+    refused = gather(comm, np.array([table.stats()["unadmitted"]]))
     assert refused.sum() == alone.stats()["unadmitted"]
     assert table.stats()["dropped_gradients"] == 0
 
@@ -101,7 +101,7 @@ def test_a_key_that_each_rank_asks_for_once(comm):
     assert not table.contains([7]).numpy().any()
     table.lookup([7])
     assert table.contains([7]).numpy().all()
-    assert of_all(comm, np.array([table.stats()["unadmitted"]])).sum() == comm.size
+    assert gather(comm, np.array([table.stats()["unadmitted"]])).sum() == comm.size
 
 
 def test_probability_is_that_of_all_occurrences(comm):
@@ -110,13 +110,13 @@ def test_probability_is_that_of_all_occurrences(comm):
     keys = np.arange(4000)
     table.lookup(keys)
     p = 1 - 0.8**comm.size
-    size = of_all(comm, np.array([len(table)])).sum()
+    size = gather(comm, np.array([len(table)])).sum()
     assert abs(size - 4000 * p) < 5 * np.sqrt(4000 * p * (1 - p))
     with one_rank():
         alone = make("zeros", admission=admission)
         alone.lookup(np.tile(keys, comm.size))
         expected = sorted(held(alone).tolist())
-    assert sorted(of_all(comm, held(table)).tolist()) == expected
+    assert sorted(gather(comm, held(table)).tolist()) == expected
 
 
 @pytest.mark.parametrize("unadmitted", ["zeros", "skip"])

@@ -44,8 +44,8 @@ def test_max_capacity_different_keys_find_a_place_on_any_number_of_ranks(comm, s
 def test_more_keys_do_not(comm):
     table = full()
     keys = np.arange(4 * ROWS)
-    for some in np.split(keys, 40):
-        table.lookup(tf.constant(some))
+    for batch in np.split(keys, 40):
+        table.lookup(tf.constant(batch))
     assert held(comm, table) < 2 * ROWS
     assert sum(comm.gather_objects(table.stats()["evictions"], "evictions")) > 2 * ROWS
 

@@ -280,9 +280,9 @@ def test_allreduce(comm, wrap, average):
         assert got.indices.dtype == tf.int64
         expected = [[5, *range(rank)] for rank in range(comm.size)]
         assert got.indices.numpy().tolist() == list(itertools.chain(*expected))
-        of_row = np.repeat(np.arange(comm.size), [len(rows) for rows in expected])
+        sender = np.repeat(np.arange(comm.size), [len(rows) for rows in expected])
         scale = 4.0 / (comm.size if average else 1)
-        np.testing.assert_array_equal(got.values, scale * np.stack([of_row] * 2, axis=1))
+        np.testing.assert_array_equal(got.values, scale * np.stack([sender] * 2, axis=1))
         assert got.dense_shape.numpy().tolist() == [9, 2]
 
 

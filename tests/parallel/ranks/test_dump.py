@@ -27,11 +27,11 @@ OTHER_SIZES = (1, 3, 8)
 
 def gathered(comm, rank):
     """Returns the tables of all ranks, the same on each of them."""
-    mine = {
+    contents = {
         name: [(column.dtype.str, column.tolist()) for column in rows]
         for name, rows in rank.contents().items()
     }
-    parts = comm.gather_objects(mine, "contents")
+    parts = comm.gather_objects(contents, "contents")
     shapes = {table.name.removesuffix(":0"): table for table in rank.tables}
 
     def rows_of(name, columns):
@@ -42,10 +42,10 @@ def gathered(comm, rank):
         return Rows(*arrays)
 
     found = {}
-    for name in mine:
-        of_ranks = [rows_of(name, part[name]) for part in parts]
-        of_ranks = [rows for rows in of_ranks if len(rows.keys)]
-        found[name] = in_order(*(np.concatenate(c) for c in zip(*of_ranks, strict=True)))
+    for name in contents:
+        shards = [rows_of(name, part[name]) for part in parts]
+        shards = [rows for rows in shards if len(rows.keys)]
+        found[name] = in_order(*(np.concatenate(c) for c in zip(*shards, strict=True)))
     return found
 
 
@@ -111,8 +111,8 @@ def test_a_dump_loads_on_the_same_and_other_numbers_of_ranks(comm, shared_path, 
         for size in OTHER_SIZES if alone else ():
             with rank_threads.ranks_are_threads(monkeypatch):
 
-                def load(of_size):
-                    heir = Rank(of_size, shared_path)
+                def load(size):
+                    heir = Rank(size, shared_path)
                     return heir, heir.load()
 
                 heirs, marks = zip(*rank_threads.run(size, load), strict=True)

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import tf_dynemb as de
-from parallel.ranks.gathered import of_all
+from parallel.ranks.gathered import gather
 from tf_dynemb import serving
 
 
@@ -31,7 +31,7 @@ def test_rows_expire_at_the_same_step_on_every_rank(comm, mode, since):
     expected = {1 + number * comm.size + rank for number in (3, 4, 5) for rank in range(comm.size)}
     # Key 0 was inserted again every third step, and used in every step.
     assert set(held(table, 40)) == expected | {0}
-    removed = of_all(comm, np.array([int(table.expire())]))
+    removed = gather(comm, np.array([int(table.expire())]))
     assert removed.sum() == 3 * comm.size
     for _ in range(3):
         step(table)
@@ -58,7 +58,7 @@ def test_ranks_share_the_rows_that_stay(comm):
     step(table, range(100))
     step(table)
     table.expire()
-    assert of_all(comm, np.array([len(table)])).tolist() == [4] * comm.size
+    assert gather(comm, np.array([len(table)])).tolist() == [4] * comm.size
 
 
 def test_dumps_of_ranks_continue_the_ages(comm, shared_path):

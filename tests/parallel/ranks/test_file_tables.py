@@ -107,10 +107,10 @@ def test_single_calls(comm, shared_path):
     for n, ids in enumerate(batches(comm, 6, seed=3)):
         values = tf.random.stateless_normal([40, DIM], [n, comm.rank])
         # Each key is written by one rank.
-        mine = ids * comm.size + comm.rank
+        rank_ids = ids * comm.size + comm.rank
         read = []
         for table in tables:
-            table.upsert(mine, values)
+            table.upsert(rank_ids, values)
             table.scatter_add(tf.IndexedSlices(values, ids))
             table.erase(ids[:5])
             read.append((table.lookup(ids, insert=False).numpy(), table.contains(ids).numpy()))
@@ -135,12 +135,12 @@ def test_prefetched_batches(comm, shared_path):
     assert tables[0].stats()["file_hits_ahead"] > 0
 
 
-@pytest.mark.parametrize(("of_files", "to_files"), [(True, False), (False, True)])
-def test_dumps(comm, shared_path, of_files, to_files):
+@pytest.mark.parametrize(("from_files", "to_files"), [(True, False), (False, True)])
+def test_dumps(comm, shared_path, from_files, to_files):
     """All ranks dump together; the rows are loaded by them, and by one rank alone."""
     tables, optimizers = tables_of(shared_path / "rows"), optimizers_of()
     train(comm, tables, optimizers)
-    source = 0 if of_files else 1
+    source = 0 if from_files else 1
     de.dump(shared_path / "dump", tables[source], optimizers[source])
     train(comm, tables, optimizers, steps=4, seed=1)
     de.incremental_dump(shared_path / "dump", tables[source], optimizer=optimizers[source])

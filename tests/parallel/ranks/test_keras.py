@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import tf_dynemb as de
-from parallel.ranks.gathered import of_all, one_rank, whole_table
+from parallel.ranks.gathered import gather, one_rank, whole_table
 from tf_dynemb import communicator
 from tf_dynemb.parallel.agreement import OtherRankError
 
@@ -31,8 +31,10 @@ def data(steps=STEPS, seed=0):
 def part(comm, *arrays):
     """Returns this rank's share of every batch, in the order of the batches."""
     share = BATCH // comm.size
-    mine = slice(comm.rank * share, (comm.rank + 1) * share)
-    return [a.reshape(-1, BATCH, *a.shape[1:])[:, mine].reshape(-1, *a.shape[1:]) for a in arrays]
+    rank_slice = slice(comm.rank * share, (comm.rank + 1) * share)
+    return [
+        a.reshape(-1, BATCH, *a.shape[1:])[:, rank_slice].reshape(-1, *a.shape[1:]) for a in arrays
+    ]
 
 
 def layers(*others):
@@ -110,8 +112,10 @@ def test_training_matches_one_process(comm, built, optimizer):
     assert len(history) == 6
     for name, values in wanted.items():
         np.testing.assert_allclose(history[name], values, rtol=1e-4, atol=1e-5, err_msg=name)
-    for mine, one in zip(dense_weights(spread), dense_weights(alone), strict=True):
-        np.testing.assert_allclose(mine, one, rtol=1e-4, atol=1e-5)
+    for spread_weights, alone_weights in zip(
+        dense_weights(spread), dense_weights(alone), strict=True
+    ):
+        np.testing.assert_allclose(spread_weights, alone_weights, rtol=1e-4, atol=1e-5)
     rows, rows_alone = whole_table(comm, table_of(spread)), whole_table_of_one(alone)
     np.testing.assert_array_equal(rows.keys, rows_alone.keys)
     np.testing.assert_allclose(rows.vectors, rows_alone.vectors, rtol=1e-4, atol=1e-5)
@@ -171,7 +175,7 @@ def test_metrics_cover_the_samples_of_all_ranks(comm):
 
     predicted = model.predict(ids, batch_size=BATCH, verbose=0)
     auc = keras.metrics.AUC()
-    auc.update_state(of_all(comm, labels), of_all(comm, predicted[:, 0]))
+    auc.update_state(gather(comm, labels), gather(comm, predicted[:, 0]))
     assert got["auc"] == pytest.approx(float(auc.result()), abs=1e-6)
     # Also in `fit`.
     history = fit(comm, model, part(comm, *data()), validation=(ids, labels), epochs=1)
@@ -202,8 +206,8 @@ class Scripted(keras.Model):
 def fit_script(script, callbacks, first=True):
     model = Scripted(script)
     model.compile(run_eagerly=True)
-    ours = [de.callbacks.SynchronizeRanks()]
-    callbacks = [*ours, *callbacks] if first else [*callbacks, *ours]
+    synchronize = [de.callbacks.SynchronizeRanks()]
+    callbacks = [*synchronize, *callbacks] if first else [*callbacks, *synchronize]
     ids = np.zeros((4, FIELDS), np.float32)
     epochs = {"epochs": len(script), "verbose": 0}
     return model.fit(ids, callbacks=[model.next_epoch(), *callbacks], **epochs).history
@@ -323,14 +327,14 @@ def test_weights_that_differ_cause_a_warning(comm):
 @SEVERAL
 def test_validation_data_of_unknown_length(comm):
     model = make_model()
-    mine = part(comm, *data(2))
+    rank_data = part(comm, *data(2))
 
     def batches():
         for array in np.arange(2):
-            yield tuple(m.reshape(2, -1, *m.shape[1:])[array] for m in mine)
+            yield tuple(m.reshape(2, -1, *m.shape[1:])[array] for m in rank_data)
 
     def dataset():
-        spec = tuple(tf.TensorSpec([None, *m.shape[1:]], m.dtype) for m in mine)
+        spec = tuple(tf.TensorSpec([None, *m.shape[1:]], m.dtype) for m in rank_data)
         return tf.data.Dataset.from_generator(batches, output_signature=spec)
 
     history = model.fit(
@@ -341,7 +345,7 @@ def test_validation_data_of_unknown_length(comm):
         verbose=0,
     ).history
     again = model.evaluate(
-        *mine,
+        *rank_data,
         batch_size=BATCH // comm.size,
         callbacks=[de.callbacks.SynchronizeRanks()],
         verbose=0,

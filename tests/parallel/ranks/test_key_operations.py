@@ -136,8 +136,8 @@ def test_additions_to_16_bit_rows_are_rounded_as_in_one_process(comm, dtype):
     small = 2.0 ** -(12 if dtype == tf.float16 else 9)
     keys, deltas = np.full(32, 3), np.full((32, 1), small)
     deltas[::2] = -0.25
-    mine = slice(comm.rank, None, comm.size)
-    table.scatter_add(tf.IndexedSlices(tf.constant(deltas[mine]), keys[mine]))
+    rank_slice = slice(comm.rank, None, comm.size)
+    table.scatter_add(tf.IndexedSlices(tf.constant(deltas[rank_slice]), keys[rank_slice]))
     with one_rank():
         alone = de.DynamicVariable(1, **options)
         alone.scatter_add(tf.IndexedSlices(tf.constant(deltas), keys))

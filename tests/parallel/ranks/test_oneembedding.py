@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import tf_dynemb as de
 import tf_dynemb.oneembedding as oe
-from parallel.ranks.gathered import close, of_all, one_rank, whole_table
+from parallel.ranks.gathered import close, gather, one_rank, whole_table
 from tf_dynemb.tables.options import VAR_TYPES
 
 pytestmark = pytest.mark.ranks(2, 4)
@@ -52,10 +52,10 @@ def test_the_model_is_that_of_one_rank(comm, shared_path):
     with one_rank():
         alone = layer_of(str(shared_path))
         train(alone, de.OptimizerWrapper(keras.optimizers.Adagrad(0.1)), batches(0), 0, 1)
-        for table, of_all_ranks in zip(alone.tables, rows, strict=True):
-            expected = table.lookup(of_all_ranks.keys, insert=False).numpy()
-            assert len(table) == len(of_all_ranks.keys)
-            close(of_all_ranks.vectors, expected, 1e-4)
+        for table, all_rows in zip(alone.tables, rows, strict=True):
+            expected = table.lookup(all_rows.keys, insert=False).numpy()
+            assert len(table) == len(all_rows.keys)
+            close(all_rows.vectors, expected, 1e-4)
 
 
 def test_the_capacity_is_of_all_ranks_together(comm, shared_path):
@@ -65,7 +65,7 @@ def test_the_capacity_is_of_all_ranks_together(comm, shared_path):
     layer = oe.MultiTableEmbedding("full", 2, "float32", "int64", tables, store)
     layer(tf.range(1001, dtype=tf.int64), training=True)
     table = layer.tables[0]
-    assert of_all(comm, np.array([len(table)])).sum() == 1001
+    assert gather(comm, np.array([len(table)])).sum() == 1001
     limit = table.attributes["max_capacity"]
     assert 1001 / comm.size <= limit < 1001 / comm.size * 1.5
     comm.barrier()

@@ -125,8 +125,8 @@ def test_a_full_table_evicts_no_row_of_the_running_batch(comm):
     for _, lookup in de.prefetch_lookup(batches, ahead.params, ids=ahead.ids):
         assert np.isfinite(float(ahead.step(lookup)))
     stats = [table.stats() for table in ahead.tables]
-    assert sum(of_table.get("evictions", 0) for of_table in stats) > 0 or comm.size > 1
-    assert [of_table.get("dropped_gradients", 0) for of_table in stats] == [0] * 4
+    assert sum(table_stats.get("evictions", 0) for table_stats in stats) > 0 or comm.size > 1
+    assert [table_stats.get("dropped_gradients", 0) for table_stats in stats] == [0] * 4
 
 
 @pytest.mark.parametrize("default_vector", [None, 7.0])

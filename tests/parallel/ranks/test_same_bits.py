@@ -13,7 +13,7 @@ import tensorflow as tf
 from tensorflow.python.framework import config as tf_config
 
 import tf_dynemb as de
-from parallel.ranks.gathered import draw, of_all, one_rank, same_on_all, whole_table
+from parallel.ranks.gathered import draw, gather, one_rank, same_on_all, whole_table
 from tf_dynemb import communicator
 
 K = keras.optimizers
@@ -105,8 +105,8 @@ def check(comm, make, calls=ALL_AT_ONCE, functional=False, **options):
             alone = Model(communicator.LOCAL, make, calls, **options)
     for bags, targets in batches():
         parts = [b.part(comm.rank, comm.size) for b in bags]
-        mine = [t[share] for t in targets]
-        model.step_on(parts, mine)
+        rank_targets = [t[share] for t in targets]
+        model.step_on(parts, rank_targets)
         if alone is not None:
             with one_rank():
                 alone.step_on(bags, targets)
@@ -169,15 +169,15 @@ def test_additions_from_several_ranks(comm):
     for _ in range(5):
         keys = rng.integers(0, 10, 8 * comm.size)
         values = rng.normal(size=(8 * comm.size, 3)).astype(np.float32)
-        mine = slice(8 * comm.rank, 8 * comm.rank + 8)
-        table.scatter_add(tf.IndexedSlices(tf.constant(values[mine]), keys[mine]))
+        rank_slice = slice(8 * comm.rank, 8 * comm.rank + 8)
+        table.scatter_add(tf.IndexedSlices(tf.constant(values[rank_slice]), keys[rank_slice]))
         with one_rank():
             alone.scatter_add(tf.IndexedSlices(tf.constant(values), keys))
     got = whole_table(comm, table)
     with one_rank():
         want = whole_table(communicator.LOCAL, alone)
     np.testing.assert_allclose(got.vectors, want.vectors, rtol=1e-5, atol=1e-6)
-    assert len(of_all(comm, got.keys)) == comm.size * len(want.keys)
+    assert len(gather(comm, got.keys)) == comm.size * len(want.keys)
 
 
 @pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16], ids=lambda d: d.name)
@@ -190,8 +190,8 @@ def test_additions_to_16_bit_rows_have_the_same_bits(comm, dtype):
     for number in range(6):
         keys = rng.permutation(40)[: 4 * comm.size]
         values = rng.normal(size=(4 * comm.size, 3)).astype(np.float32) / 8
-        mine = slice(4 * comm.rank, 4 * comm.rank + (0 if number == 2 else 4))
-        table.scatter_add(tf.IndexedSlices(tf.constant(values[mine]), keys[mine]))
+        rank_slice = slice(4 * comm.rank, 4 * comm.rank + (0 if number == 2 else 4))
+        table.scatter_add(tf.IndexedSlices(tf.constant(values[rank_slice]), keys[rank_slice]))
         table.lookup(np.arange(number))
         with one_rank():
             every = slice(0 if number == 2 else None)

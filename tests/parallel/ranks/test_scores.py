@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import tf_dynemb as de
-from parallel.ranks.gathered import of_all
+from parallel.ranks.gathered import gather
 
 
 def ids_of(rank, step, n=60):
@@ -76,8 +76,8 @@ def test_scores_of_the_highest_rank_win(comm):
     keys = tf.range(20, dtype=tf.int64)
     table.lookup(keys, scores=keys * 1000 + comm.rank)
     check(table, {key: key * 1000 + comm.size - 1 for key in range(20)})
-    mine = tf.constant([comm.rank, comm.rank], tf.int64)
-    table.upsert(mine, tf.ones([2, 2]), scores=[5, 2**32 - 1 - comm.rank])
+    rank_keys = tf.constant([comm.rank, comm.rank], tf.int64)
+    table.upsert(rank_keys, tf.ones([2, 2]), scores=[5, 2**32 - 1 - comm.rank])
     table.set_scores(tf.constant([50], tf.int64), 7)  # no rank has a row for it
     wanted = {key: key * 1000 + comm.size - 1 for key in range(20)}
     wanted.update({rank: 2**32 - 1 - rank for rank in range(comm.size)})
@@ -93,7 +93,7 @@ def test_owners_evict_what_is_asked_for_least(comm):
         new = np.arange(3) + 1000 * (step + 1)
         rows = table.insert_and_evict(tf.constant(new, tf.int64))
         assert all(score == comm.size for score in rows.scores.numpy())
-        gone += of_all(comm, rows.keys).tolist()
+        gone += gather(comm, rows.keys).tolist()
     assert len(set(gone)) == len(gone)
     assert min(gone, default=1000) >= 1000
     assert table.contains(tf.range(6, dtype=tf.int64)).numpy().all()
@@ -111,5 +111,5 @@ def test_every_rank_can_explain_every_key(comm):
     assert [each.has_row for each in found] == has_row
     assert found[1].lost_because == "erased"
     assert found[3].score == comm.size
-    ranks = of_all(comm, np.array([found[3].rank]))
+    ranks = gather(comm, np.array([found[3].rank]))
     assert len(set(ranks.tolist())) == 1

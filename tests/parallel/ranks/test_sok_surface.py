@@ -15,7 +15,7 @@ import tf_dynemb as de
 from parallel.ranks.gathered import (
     close,
     draw,
-    of_all,
+    gather,
     rows_here,
     same_on_all,
     sum_of_all,
@@ -111,7 +111,7 @@ def whole_gradient(comm, feature, grad):
     keys, values = grad.indices.numpy(), tf.cast(grad.values, tf.float32).numpy()
     if isinstance(table, de.Variable) and comm.size > 1 and table.mode is None:
         keys = keys * comm.size + comm.rank
-    keys, values = of_all(comm, keys), of_all(comm, values)
+    keys, values = gather(comm, keys), gather(comm, values)
     if isinstance(table, de.DynamicVariable):
         # On one rank, a table that two features read has one gradient for each.
         if comm.size > 1:
@@ -163,7 +163,7 @@ def check_one_call(comm, functional):
     for table, grad in zip(tables, grads, strict=True):
         feature = next(f for f in features if f.table is table)
         whole_grads[id(table)] = whole_gradient(comm, feature, grad)
-    all_pooled = [of_all(comm, tf.cast(p, tf.float32)) for p in pooled]
+    all_pooled = [gather(comm, tf.cast(p, tf.float32)) for p in pooled]
 
     twins = list({id(f.twin): f.twin for f in features}.values())
     all_weights = [tf.constant(f.bags.weights) for f in features]
@@ -182,7 +182,7 @@ def check_one_call(comm, functional):
     for f, got, want in zip(features, weight_grads, expected_weight_grads, strict=True):
         if f.weighted:
             got = tf.zeros([0]) if got is None else got  # this rank has no ids
-            close(of_all(comm, got), want, 8 * UNIT[f.table.dtype])
+            close(gather(comm, got), want, 8 * UNIT[f.table.dtype])
 
 
 def test_assign_and_export(comm):
@@ -191,8 +191,8 @@ def test_assign_and_export(comm):
     keys = np.random.default_rng(2).permutation(rows).astype(np.int64) * 31 - 10**6
     values = np.random.default_rng(3).random((rows, dim), np.float32)
     table = de.DynamicVariable(dim, var_type="hybrid", init_capacity=rows, max_capacity=2 * rows)
-    mine = slice(comm.rank, None, comm.size)
-    de.assign(table, keys[mine], values[mine])
+    rank_slice = slice(comm.rank, None, comm.size)
+    de.assign(table, keys[rank_slice], values[rank_slice])
     assert sum_of_all(comm, table.size)[0] == rows
     found = whole_table(comm, table)
     np.testing.assert_array_equal(found.vectors, values[np.argsort(keys)])
@@ -295,9 +295,11 @@ def test_load_after_zeroing_restores_the_same_bits(comm, shared_path):
 def test_filter_variables(comm):
     dense = tf.Variable([1.0])
     kernel = keras.Variable([1.0])
-    ours = [de.Variable(np.eye(3, dtype=np.float32)), de.DynamicVariable(2)]
-    found, others = de.filter_variables([dense, ours[0], kernel, ours[1]])
-    assert [id(v) for v in found] == [id(v) for v in ours]
+    embedding_variables = [de.Variable(np.eye(3, dtype=np.float32)), de.DynamicVariable(2)]
+    found, others = de.filter_variables(
+        [dense, embedding_variables[0], kernel, embedding_variables[1]]
+    )
+    assert [id(v) for v in found] == [id(v) for v in embedding_variables]
     assert [id(v) for v in others] == [id(dense), id(kernel)]
 
 
@@ -322,20 +324,22 @@ def test_all_to_all_dense_embedding(comm):
     static, twin = de.Variable(value), tf.Variable(value)
     table = de.DynamicVariable(dim, "zeros")
     de.assign(table, np.arange(rows), value)
-    ours = de.OptimizerWrapper(keras.optimizers.SGD(1.0), gradient_reduction="sum")
+    optimizer = de.OptimizerWrapper(keras.optimizers.SGD(1.0), gradient_reduction="sum")
     plain = keras.optimizers.SGD(1.0)
     for _ in range(10):
         ids = rng.integers(0, rows, (16, 3))
         upstream = rng.normal(size=(16, 3, dim)).astype(np.float32)
-        mine = slice(comm.rank * 16 // comm.size, (comm.rank + 1) * 16 // comm.size)
+        rank_slice = slice(comm.rank * 16 // comm.size, (comm.rank + 1) * 16 // comm.size)
         with tf.GradientTape(persistent=True) as tape:
-            found = [de.all2all_dense_embedding(v, tf.constant(ids[mine])) for v in (static, table)]
-            losses = [tf.reduce_sum(f * upstream[mine]) for f in found]
-        ours.apply_gradients([(tape.gradient(losses[1], table), table)])
+            found = [
+                de.all2all_dense_embedding(v, tf.constant(ids[rank_slice])) for v in (static, table)
+            ]
+            losses = [tf.reduce_sum(f * upstream[rank_slice]) for f in found]
+        optimizer.apply_gradients([(tape.gradient(losses[1], table), table)])
         plain.apply_gradients([(tape.gradient(losses[0], static), static)])
         for f in found:
-            assert f.shape == (*ids[mine].shape, dim)
-            np.testing.assert_allclose(f, tf.gather(twin, ids[mine]), rtol=1e-4, atol=1e-4)
+            assert f.shape == (*ids[rank_slice].shape, dim)
+            np.testing.assert_allclose(f, tf.gather(twin, ids[rank_slice]), rtol=1e-4, atol=1e-4)
         total = np.zeros((rows, dim), np.float32)
         np.add.at(total, ids, upstream)
         twin.assign_sub(total)
@@ -366,13 +370,13 @@ def test_low_frequency_filter(comm, functional):
         )
 
     call = tf.function(run, autograph=False) if functional else run
-    of_each = [of_table.numpy() for of_table in call(tf.constant(ids))]
+    pooled = [table_pooled.numpy() for table_pooled in call(tf.constant(ids))]
     even = ids % 2 == 0
     without = np.where(even, ids + 10.0, 0).sum(1)
     with_all = np.where(even, ids + 10.0, 1).sum(1)
-    for found, expected in zip(of_each[:3], [without, without, with_all], strict=True):
+    for found, expected in zip(pooled[:3], [without, without, with_all], strict=True):
         np.testing.assert_array_equal(found[:, 0], expected)
-    extra = of_each[3][:, 0] - without
+    extra = pooled[3][:, 0] - without
     assert np.all((extra >= 0) & (extra <= (~even).sum(1)))
     np.testing.assert_array_equal(extra, np.round(extra))
     if n > 0:
@@ -382,8 +386,8 @@ def test_low_frequency_filter(comm, functional):
     (drawn,) = de.lookup_sparse(
         tables[3:], alike, combiners="sum", insert=False, use_low_frequency_filter=True
     )
-    of_ranks = comm.gather_objects(drawn[:, 0].numpy().tolist(), "drawn")
-    assert len({tuple(of_rank) for of_rank in of_ranks}) == comm.size
+    drawn_by_ranks = comm.gather_objects(drawn[:, 0].numpy().tolist(), "drawn")
+    assert len({tuple(rank_drawn) for rank_drawn in drawn_by_ranks}) == comm.size
 
 
 @pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16])
@@ -431,17 +435,21 @@ def test_each_evicted_row_is_returned_once_with_its_trained_vector(comm, dtype):
         keys = np.arange(i * batch, (i + 1) * batch)
         # All ranks have the last eight keys (twice) and eight older ones; each other key is on one.
         shared = np.concatenate([keys[-8:], keys[-8:], keys[:8] - batch if i else []])
-        mine = np.concatenate([keys[:-8][comm.rank :: comm.size], shared]).astype(np.int64)
-        counts = (mine % 7) * np.where(mine < keys[-8], np.where(mine < keys[0], 0, 1), 0)
+        rank_keys = np.concatenate([keys[:-8][comm.rank :: comm.size], shared]).astype(np.int64)
+        counts = (rank_keys % 7) * np.where(
+            rank_keys < keys[-8], np.where(rank_keys < keys[0], 0, 1), 0
+        )
         with tf.GradientTape() as tape:
-            found, gone, vectors = de.sparse_read_and_evict(table, tf.constant(mine))
+            found, gone, vectors = de.sparse_read_and_evict(table, tf.constant(rank_keys))
             loss = tf.reduce_sum(tf.cast(found, tf.float32) * counts[:, None].astype(np.float32))
-        old = (mine < keys[0])[:, None] * (mine % 7 * (mine % batch < batch - 8))[:, None]
+        old = (rank_keys < keys[0])[:, None] * (rank_keys % 7 * (rank_keys % batch < batch - 8))[
+            :, None
+        ]
         np.testing.assert_array_equal(tf.cast(found, tf.float32), 11.0 - old * np.ones(dim))
         optimizer.apply_gradients([(tape.gradient(loss, table), table)])
         assert gone.shape[0] == vectors.shape[0]
         assert vectors.dtype == dtype
-        gone, vectors = of_all(comm, gone), of_all(comm, tf.cast(vectors, tf.float32))
+        gone, vectors = gather(comm, gone), gather(comm, tf.cast(vectors, tf.float32))
         for key, vector in zip(gone.tolist(), vectors.tolist(), strict=True):
             assert key not in evicted, f"{key} was evicted twice"
             assert key < keys[0], f"{key} belongs to the batch that evicts"

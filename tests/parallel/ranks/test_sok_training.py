@@ -245,18 +245,18 @@ def test_gradients_of_weights(comm):
         de.assign(table, np.arange(len(value)), value)
     bags = [b.part(comm.rank, comm.size) for b in batches.of(0)]
     upstream = [u[_share(comm.rank, comm.size, len(u))] for u in batches.upstream]
-    ours = [tf.constant(b.weights) for b in bags * 2]
+    bag_weights = [tf.constant(b.weights) for b in bags * 2]
     expected = [tf.constant(b.weights) for b in bags]
     with tf.GradientTape() as tape:
-        tape.watch(ours)
+        tape.watch(bag_weights)
         pooled = de.lookup_sparse(
             static + dynamic,
             [b.ragged() for b in bags] * 2,
-            [b.ragged(w) for b, w in zip(bags * 2, ours, strict=True)],
+            [b.ragged(w) for b, w in zip(bags * 2, bag_weights, strict=True)],
             [t.combiner for t in tables] * 2,
         )
         loss = tf.add_n([tf.reduce_sum(p * u) for p, u in zip(pooled, upstream * 2, strict=True)])
-    grads = tape.gradient(loss, ours)
+    grads = tape.gradient(loss, bag_weights)
     with tf.GradientTape() as tape:
         tape.watch(expected)
         reference = [
@@ -360,11 +360,11 @@ def check_optimizer(comm, name, rows, dim, most, steps, make_reference=None):
         ids = rng.integers(0, rows, rng.integers(1, most + 1))
         ids[: len(ids) // 3] = ids[-(len(ids) // 3) or len(ids) :]  # repeated ids, on several ranks
         upstream = rng.normal(size=(len(ids), dim)).astype(np.float32)
-        mine = slice(comm.rank, None, comm.size)
+        rank_slice = slice(comm.rank, None, comm.size)
         if i % 4:
-            step(tf.constant(ids[mine]), tf.constant(upstream[mine]))
+            step(tf.constant(ids[rank_slice]), tf.constant(upstream[rank_slice]))
         else:
-            step.python_function(tf.constant(ids[mine]), tf.constant(upstream[mine]))
+            step.python_function(tf.constant(ids[rank_slice]), tf.constant(upstream[rank_slice]))
         if reference is not None:
             reference.step(tf.constant(ids), tf.constant(upstream))
     values = whole_table(comm, table).at(every)

@@ -223,8 +223,8 @@ def test_a_loop_of_steps_in_a_function(comm):
 
         def run(ids):
             for batch in ids:
-                for of_table, part in zip(stacked, batch, strict=True):
-                    of_table.append(part)
+                for table_parts, part in zip(stacked, batch, strict=True):
+                    table_parts.append(part)
             model.optimizer.build(model.variables)
             steps([tf.concat(parts, 0) for parts in stacked], STEPS)
 

@@ -16,12 +16,12 @@ def train(comm, variable, steps):
     optimizer = tfra.DynamicEmbeddingOptimizer(keras.optimizers.SGD(0.5))
     everyone = []
     for step in range(steps):
-        of_rank = [np.arange(20) + 7 * rank + 10 * step for rank in range(comm.size)]
+        rank_ids = [np.arange(20) + 7 * rank + 10 * step for rank in range(comm.size)]
         with tf.GradientTape() as tape:
-            vectors = tfra.embedding_lookup(variable, tf.constant(of_rank[comm.rank]), name="x")
+            vectors = tfra.embedding_lookup(variable, tf.constant(rank_ids[comm.rank]), name="x")
             loss = tf.reduce_sum(vectors)
         optimizer.apply_gradients([(tape.gradient(loss, variable), variable)])
-        everyone.append(np.concatenate(of_rank))
+        everyone.append(np.concatenate(rank_ids))
     return everyone
 
 
@@ -38,15 +38,15 @@ def test_steps_create_rows_on_their_owners(comm):
 
 def test_methods_take_any_keys(comm):
     variable = tfra.Variable(dim=2, name="methods")
-    mine = np.arange(10) + 100 * comm.rank
-    variable.upsert(mine, tf.fill([10, 2], float(comm.rank)))
+    rank_keys = np.arange(10) + 100 * comm.rank
+    variable.upsert(rank_keys, tf.fill([10, 2], float(comm.rank)))
     every = np.concatenate([np.arange(10) + 100 * rank for rank in range(comm.size)])
     values, exists = variable.lookup(np.append(every, 7777), return_exists=True)
     np.testing.assert_array_equal(values[:-1, 0], np.repeat(np.arange(comm.size), 10))
     assert exists.numpy().tolist() == [True] * len(every) + [False]
-    old, exists = variable.lookup(mine, return_exists=True)
-    variable.accum(mine, old, old + 1.0, exists)
-    variable.remove(mine[:5])
+    old, exists = variable.lookup(rank_keys, return_exists=True)
+    variable.accum(rank_keys, old, old + 1.0, exists)
+    variable.remove(rank_keys[:5])
     rows = whole_table(comm, variable)
     kept = np.concatenate([np.arange(5, 10) + 100 * rank for rank in range(comm.size)])
     np.testing.assert_array_equal(rows.keys, kept)

@@ -11,7 +11,7 @@ import tf_dynemb as de
 from parallel.ranks.gathered import (
     close,
     draw,
-    of_all,
+    gather,
     one_rank,
     same_on_all,
     whole_matrix,
@@ -71,11 +71,11 @@ class Model:
 
     def values(self, comm):
         users, items = (whole_table(comm, table) for table in (self.users, self.items))
-        rest = [self.labels.numpy(), *self.network.get_weights()]
-        for value in rest:
+        dense_values = [self.labels.numpy(), *self.network.get_weights()]
+        for value in dense_values:
             same_on_all(comm, value)
         cities = whole_matrix(comm, self.cities)
-        return [users.vectors, users.state, items.vectors, items.state, cities, *rest]
+        return [users.vectors, users.state, items.vectors, items.state, cities, *dense_values]
 
 
 class Batch:
@@ -117,7 +117,7 @@ def train(comm, make, steps, relative, static="distributed", repeat_cities=False
         if i in overflows:
             batch.factors[overflows[i]] = 1e38
         loss = model.step(*batch.part(comm.rank, comm.size))
-        loss = of_all(comm, np.array([loss])).mean()
+        loss = gather(comm, np.array([loss])).mean()
         if alone is not None:
             with one_rank():
                 losses.append((loss, alone.step(*batch.part(0, 1)).numpy()))

@@ -103,7 +103,7 @@ def look_up_and_check(comm, tables, bags_of, combiners, forms, functional=False)
     weighted = [i % 2 == 0 for i in range(len(bags_of))]
     rng = np.random.default_rng(2)
     ups = [[rng.normal(size=(len(b), 3)).astype(np.float32) for b in bags] for bags in bags_of]
-    mine = [bags[comm.rank] for bags in bags_of]
+    rank_bags = [bags[comm.rank] for bags in bags_of]
     optimizer = de.OptimizerWrapper(keras.optimizers.SGD(1.0), gradient_reduction="sum")
 
     def run():
@@ -113,11 +113,11 @@ def look_up_and_check(comm, tables, bags_of, combiners, forms, functional=False)
                 tables.all,
                 [
                     make(form, b, tables.ids(table, b.ids))
-                    for form, b, table in zip(forms, mine, tables.all, strict=True)
+                    for form, b, table in zip(forms, rank_bags, tables.all, strict=True)
                 ],
                 [
                     make(form, b, w) if has else None
-                    for form, b, w, has in zip(forms, mine, weights, weighted, strict=True)
+                    for form, b, w, has in zip(forms, rank_bags, weights, weighted, strict=True)
                 ],
                 combiners,
             )
@@ -272,9 +272,9 @@ def test_initial_vectors_do_not_depend_on_the_number_of_ranks(comm):
     keys = np.arange(200) * 7919 - 10**5
     for kind in kinds:
         table = de.DynamicVariable(5, kind, name=f"starts_{kind}", dtype=tf.float16)
-        mine = keys[comm.rank :: comm.size]
-        table.lookup(mine[: len(mine) // 2])
-        de.lookup_sparse(table, mine[len(mine) // 2 :, None])
+        rank_keys = keys[comm.rank :: comm.size]
+        table.lookup(rank_keys[: len(rank_keys) // 2])
+        de.lookup_sparse(table, rank_keys[len(rank_keys) // 2 :, None])
         with one_rank():
             alone = de.DynamicVariable(5, kind, name=f"starts_{kind}", dtype=tf.float16)
             expected = alone.lookup(keys).numpy().astype(np.float32)

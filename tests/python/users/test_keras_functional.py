@@ -37,20 +37,20 @@ def test_the_losses_are_those_of_keras_and_the_model_survives_a_save(tmp_path):
         dense.get_layer(name).set_weights([vectors])
     _, expected = train(dense, keras.optimizers.SGD(0.5), lambda ids: ids)
 
-    ours = model(lambda name: de.layers.Embedding(output_dim=8, name=name))
+    dynamic = model(lambda name: de.layers.Embedding(output_dim=8, name=name))
     for name, vectors in start.items():
-        fill(ours.get_layer(name).table, vectors)
-    inputs, history = train(ours, de.OptimizerWrapper(keras.optimizers.SGD(0.5)), raw)
+        fill(dynamic.get_layer(name).table, vectors)
+    inputs, history = train(dynamic, de.OptimizerWrapper(keras.optimizers.SGD(0.5)), raw)
     check_same_losses(history["loss"], expected["loss"])
     np.testing.assert_allclose(history["auc"], expected["auc"], atol=1e-6)
 
-    predictions = ours.predict(inputs, verbose=0)
-    ours.save(tmp_path / "model.keras")
+    predictions = dynamic.predict(inputs, verbose=0)
+    dynamic.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
     np.testing.assert_array_equal(loaded.predict(inputs, verbose=0), predictions)
     # The next epoch continues with the same optimizer state.
     more = [
         each.fit(inputs, LABELS, batch_size=16, shuffle=False, verbose=0).history["loss"]
-        for each in (ours, loaded)
+        for each in (dynamic, loaded)
     ]
     assert more[0] == more[1]

@@ -53,15 +53,15 @@ def build(model, flat):
 
 def test_the_losses_are_those_of_keras():
     vectors = initial_vectors(8)
-    reference, ours = Reference(), Ours()
+    reference, dynamic = Reference(), Ours()
     build(reference, FLAT)
     reference.histories.set_weights([vectors])
     expected = train(reference, keras.optimizers.SGD(0.5), FLAT)
 
-    build(ours, raw(FLAT))
-    fill(ours.histories.table, vectors)
-    history = train(ours, de.OptimizerWrapper(keras.optimizers.SGD(0.5)), raw(FLAT))
+    build(dynamic, raw(FLAT))
+    fill(dynamic.histories.table, vectors)
+    history = train(dynamic, de.OptimizerWrapper(keras.optimizers.SGD(0.5)), raw(FLAT))
     check_same_losses(history["loss"], expected["loss"])
     check_same_losses(history["val_loss"], expected["val_loss"])
     rows = reference.histories.get_weights()[0]
-    np.testing.assert_allclose(ours.histories.table.lookup(raw(np.arange(40))), rows, atol=1e-6)
+    np.testing.assert_allclose(dynamic.histories.table.lookup(raw(np.arange(40))), rows, atol=1e-6)

@@ -41,9 +41,9 @@ def test_the_losses_are_those_of_keras_under_the_same_policy(policy):
     expected = train(reference, keras.optimizers.SGD(0.2), IDS)
 
     embedding = de.layers.Embedding(8)
-    ours = model(embedding)
+    dynamic = model(embedding)
     fill(embedding.table, vectors)
-    losses = train(ours, de.OptimizerWrapper(keras.optimizers.SGD(0.2)), raw(IDS))
+    losses = train(dynamic, de.OptimizerWrapper(keras.optimizers.SGD(0.2)), raw(IDS))
     check_same_losses(losses, expected, rtol=2e-2)
     assert embedding.table.dtype == "float32"
     assert embedding.compute_dtype == policy.removeprefix("mixed_")

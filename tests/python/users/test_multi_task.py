@@ -57,12 +57,12 @@ def test_the_losses_of_both_tasks_are_those_of_keras():
         dense.get_layer(name).set_weights([vectors])
     expected = train(dense, multi(), lambda ids: ids)
 
-    ours = model(lambda name: de.layers.Embedding(6, name=name))
+    dynamic = model(lambda name: de.layers.Embedding(6, name=name))
     for name, vectors in start.items():
-        fill(ours.get_layer(name).table, vectors)
-    history = train(ours, de.OptimizerWrapper(multi()), raw)
+        fill(dynamic.get_layer(name).table, vectors)
+    history = train(dynamic, de.OptimizerWrapper(multi()), raw)
     for loss in ("loss", "click_loss", "purchase_loss"):
         check_same_losses(history[loss], expected[loss])
     rows = dense.get_layer("users").get_weights()[0]
-    table = ours.get_layer("users").table
+    table = dynamic.get_layer("users").table
     np.testing.assert_allclose(table.lookup(raw(np.arange(40))), rows, atol=1e-5)

@@ -49,17 +49,17 @@ def test_the_losses_are_those_of_keras_and_exports_find_the_items(tmp_path):
         layer.set_weights([vectors])
     expected = train(dense, keras.optimizers.SGD(0.5), lambda ids: ids)
 
-    ours = TwoTowers(de.layers.Embedding(8), de.layers.Embedding(8))
-    for layer, vectors in zip((ours.users, ours.items), start, strict=True):
+    dynamic = TwoTowers(de.layers.Embedding(8), de.layers.Embedding(8))
+    for layer, vectors in zip((dynamic.users, dynamic.items), start, strict=True):
         fill(layer.table, vectors)
-    check_same_losses(train(ours, de.OptimizerWrapper(keras.optimizers.SGD(0.5)), raw), expected)
+    check_same_losses(train(dynamic, de.OptimizerWrapper(keras.optimizers.SGD(0.5)), raw), expected)
 
     # Serving: item vectors without TensorFlow, from a dump.
-    de.dump(tmp_path, ours)
+    de.dump(tmp_path, dynamic)
     reader = de.serving.Reader(tmp_path)
-    name = ours.items.table.name.removesuffix(":0")
+    name = dynamic.items.table.name.removesuffix(":0")
     items = reader.lookup(raw(np.arange(40)), name)
-    users = ours.tower(dense.users.get_weights()[0]).numpy()
+    users = dynamic.tower(dense.users.get_weights()[0]).numpy()
     best = np.argsort(-users @ items.T, axis=1)
     best_dense = np.argsort(-users @ dense.items.get_weights()[0].T, axis=1)
     np.testing.assert_array_equal(best[:, :5], best_dense[:, :5])

@@ -44,8 +44,8 @@ def test_the_losses_are_those_of_keras_with_mask_zero(encoder):
     expected = train(reference, keras.optimizers.SGD(0.5), PADDED)
 
     embedding = de.layers.Embedding(8, padding_id=0)
-    ours = model(embedding, encoder)
+    dynamic = model(embedding, encoder)
     fill(embedding.table, vectors[1:], lambda rows: raw(rows + 1))
-    losses = train(ours, de.OptimizerWrapper(keras.optimizers.SGD(0.5)), ids_of(PADDED))
+    losses = train(dynamic, de.OptimizerWrapper(keras.optimizers.SGD(0.5)), ids_of(PADDED))
     check_same_losses(losses, expected)
     assert not embedding.table.contains([0])[0]

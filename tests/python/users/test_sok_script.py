@@ -77,9 +77,9 @@ def test_the_losses_are_those_of_tensorflow_and_a_load_continues(tmp_path):
             pooled = sok.lookup_sparse(tables, ids, combiners=COMBINERS)
             loss = loss_of(pooled, our_weights, labels)
         variables = [*tables, our_weights]
-        ours, others = sok.filter_variables(variables)
-        gradients = tape.gradient(loss, [*ours, *others])
-        optimizer.apply_gradients(zip(gradients, [*ours, *others], strict=True))
+        sok_variables, other_variables = sok.filter_variables(variables)
+        gradients = tape.gradient(loss, [*sok_variables, *other_variables])
+        optimizer.apply_gradients(zip(gradients, [*sok_variables, *other_variables], strict=True))
         return loss
 
     def our_step(i, labels):

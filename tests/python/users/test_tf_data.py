@@ -93,10 +93,10 @@ def test_the_losses_are_those_of_keras(tmp_path):
     data = dataset(tmp_path / "train.tfrecord", to_rows)
     expected = train(reference, keras.optimizers.SGD(0.5), data)
 
-    ours = Model(de.layers.Embedding(4), de.layers.EmbeddingBag(4, combiner="sum"))
-    for layer, vectors in ((ours.users, users), (ours.pool_tags, tags)):
+    dynamic = Model(de.layers.Embedding(4), de.layers.EmbeddingBag(4, combiner="sum"))
+    for layer, vectors in ((dynamic.users, users), (dynamic.pool_tags, tags)):
         layer.table.upsert(hashes(np.arange(40)), vectors)
     to_hashes = lambda strings: tf.strings.to_hash_bucket_fast(strings, 2**63 - 1)  # noqa: E731
     data = dataset(tmp_path / "train.tfrecord", to_hashes)
-    losses = train(ours, de.OptimizerWrapper(keras.optimizers.SGD(0.5)), data)
+    losses = train(dynamic, de.OptimizerWrapper(keras.optimizers.SGD(0.5)), data)
     check_same_losses(losses, expected)
