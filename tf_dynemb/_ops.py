@@ -207,8 +207,8 @@ def rows_of_gradient(grad: tf.IndexedSlices) -> tf.Tensor | None:
 def check_gradient_graph() -> None:
     """Raises NotImplementedError inside the gradient of a loop or a condition.
 
-    TensorFlow adds up the gradients of iterations, and replaces those of a branch that did not run,
-    as dense tensors. A table has none.
+    TensorFlow adds up the gradients of iterations as dense tensors, and replaces the gradients of a
+    branch that did not run by dense tensors. A table has none.
     """
     kind = type(tf.compat.v1.get_default_graph()).__name__
     if kind in ("_WhileBodyGradFuncGraph", "_CondGradFuncGraph"):

@@ -32,7 +32,7 @@ from tf_dynemb import _ops
 
 INSTALL = (
     "Horovod 0.28.1 must be built from its source for TensorFlow 2.21: in a checkout of tf_dynemb "
-    "run `make horovod`, or `tools/horovod.sh install PYTHON` for a Python other than that of "
+    "run `make horovod`, or `tools/horovod.sh install PYTHON` for a Python other than the one in "
     ".venv; docs/scaling.md says more."
 )
 

@@ -48,7 +48,7 @@ class TableStats(keras.callbacks.Callback):  # type: ignore[misc]
       `DynamicVariable.stats`, since the last epoch.
 
     Callbacks after it in the list see them, such as CSVLogger, and so do `History` and
-    EarlyStopping. On several ranks, the numbers are those of the rank's own rows.
+    EarlyStopping. On several ranks, the numbers count the rank's own rows.
 
     Example:
     >>> import tf_dynemb as de
@@ -61,7 +61,7 @@ class TableStats(keras.callbacks.Callback):  # type: ignore[misc]
     [2]
 
     Args:
-        tables: the tables to report; None: those of the model.
+        tables: the tables to report; None: the tables of the model.
         log_dir: a directory to which the numbers are also written for TensorBoard, with the number
             of batches trained so far as the step. None: they are not.
         update_freq: "epoch", or a number of batches: the numbers are then also written to `log_dir`
@@ -156,7 +156,8 @@ class TableStats(keras.callbacks.Callback):  # type: ignore[misc]
 
     def _report(self, what: str) -> dict[str, float]:
         before = self._reported[what]
-        # For each prefix: the sums of `stats()`, of the counts since, and those of tables in files.
+        # For each prefix: the sums of `stats()`, of the counts since, and of these counts for
+        # tables in files.
         sums: dict[str, tuple[Counter[str], Counter[str], Counter[str]]] = {}
         for table in self._tables():
             now = table.stats()

@@ -51,7 +51,7 @@ class Query:
     _of: dict[tuple[str, bool], Keys] = dataclasses.field(default_factory=dict, compare=False)
 
     def of(self, entry: TableEntry) -> Keys:
-        """Returns those of the keys that a table may have."""
+        """Returns the keys that a table can have."""
         form = entry.key_type, entry.string_hash is not None
         if form not in self._of:  # a chain may have thousands of snapshots
             self._of[form] = self._keys_of(entry)

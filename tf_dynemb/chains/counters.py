@@ -1,4 +1,4 @@
-"""Admission counters in snapshots (docs/file_format.md): finding and removing those of keys."""
+"""Finds and removes the admission counters of keys in snapshots (docs/file_format.md)."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Lines = npt.NDArray[np.uint64]
 
 
 def counted(lines: Lines, keys: Keys, first: int, all_lines: int) -> int:
-    """Returns the number of keys that may be counted.
+    """Returns the number of keys that may be counted: a counter has their fingerprint.
 
     Args:
-        lines: [n, 8], those of a shard.
+        lines: [n, 8], the lines of a shard.
         keys: the keys.
         first: the number of the first of these lines.
         all_lines: the number of lines of all shards.

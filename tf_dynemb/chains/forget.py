@@ -211,7 +211,7 @@ def _remove_remains(snapshot: Snapshot) -> None:
 
 
 def _is_dense(entry: TableEntry) -> bool:
-    """Whether a table is that of a matrix (persistence/static_rows.py)."""
+    """Whether a table holds a matrix (persistence/static_rows.py)."""
     initializer = (entry.initializer.kinds, tuple(entry.initializer.args))
     return (
         (initializer, entry.seed) == ((("constant",), (0.0, 0.0)), 0)

@@ -136,8 +136,7 @@ def _publish(
 def _write(publication: Publication, number: int, rows: TableRows, chain: Chain) -> TableEntry:
     """Writes a table's columns; each row stays in the shard that it was last written to.
 
-    The ages of rows and the admission counters are those of the last snapshot, which has all of
-    them.
+    The ages of rows and the admission counters come from the last snapshot, which has all of them.
     """
     entry = rows.entry
     # Dense variables are in bases only.

@@ -117,7 +117,7 @@ def _check_holds_only(path: pathlib.Path, form: str) -> None:
     others = sorted(name for name in os.listdir(path) if not name.endswith(f".{form}"))
     if others:
         raise ValueError(
-            f"{path} has other files than those of an export, such as {others[0]!r}: pass another "
+            f"{path} has files that no export has written, such as {others[0]!r}: pass another "
             "folder."
         )
 

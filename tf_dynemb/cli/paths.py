@@ -18,7 +18,7 @@ def argument(text: str) -> pathlib.Path:
 
 
 def chain_of(path: pathlib.Path) -> pathlib.Path:
-    """Returns the path of a chain: the path itself, or that of the tables of a SavedModel.
+    """Returns the path of a chain: the path itself, or the path of the tables of a SavedModel.
 
     Raises:
         ValueError: the SavedModel has no tables, or several chains.

@@ -124,7 +124,7 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
 
     @property
     def table_dtype(self) -> str:
-        """The dtype of the rows: that of variables, but float32 for float64.
+        """The dtype of the rows: the dtype of variables, but float32 for float64.
 
         The output has the layer's compute dtype in any case.
         """

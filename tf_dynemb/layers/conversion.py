@@ -63,7 +63,7 @@ def from_keras(
 
     If the model is compiled, the copy is compiled with the same loss, metrics and optimizer, the
     latter in an `OptimizerWrapper`, which continues where the optimizer is: with its steps, its
-    learning rate and its moments, also those of the rows.
+    learning rate and its moments, including the moments of the rows.
 
     Layers that contain an embedding, subclasses of `keras.layers.Embedding`, and layers with LoRA
     or quantized vectors stay as they are, with a warning.
@@ -376,8 +376,8 @@ def _needs_catch_up(core: keras.optimizers.Optimizer, layers: list[keras.layers.
         why = "tables cannot do so with an embeddings_constraint"
     if why is not None:
         warn(
-            f"{type(core).__name__} moves all rows in each step in Keras, and only those of the "
-            f"batch in the copy: {why} (catch_up)."
+            f"{type(core).__name__} moves all rows in each step in Keras, and only the batch's "
+            f"rows in the copy: {why} (catch_up)."
         )
     return why is None
 

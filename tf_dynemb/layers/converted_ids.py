@@ -69,7 +69,7 @@ class RemovedLookups:
         return id(layer) in self._removed
 
     def ids_of(self, layer: keras.layers.Embedding) -> ConvertedIds:
-        """Returns the ids of an embedding: those of the lookup that was in front, or indices."""
+        """Returns the ids of an embedding: from the lookup that was in front, or indices."""
         if id(layer) not in self._sources:
             return indices(layer)
         (lookup,) = self._sources[id(layer)]

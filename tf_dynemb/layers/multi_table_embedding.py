@@ -185,7 +185,7 @@ class MultiTableEmbedding(TableLayer):
         return by_feature
 
     def _in_order(self, inputs: Any) -> list[Any]:
-        """The features of a list, or those of a dict by `feature_tables`."""
+        """The features of a list, or of a dict in the order of `feature_tables`."""
         if isinstance(inputs, dict):
             if not self._feature_names:
                 raise ValueError(

@@ -58,8 +58,8 @@ def pool(vectors: Any, bags: Bags, combiner: str) -> Any:
 def clip_norms(vectors: Any, max_norm: float | None) -> Any:
     """Scales vectors [n, dim] whose L2 norm is above `max_norm` to that norm; None: no limit.
 
-    The formula is that of `tf.clip_by_norm`, v · max_norm / max(‖v‖, max_norm), and so is the
-    gradient. 16-bit vectors are scaled in float32.
+    The formula is the same as in `tf.clip_by_norm`, v · max_norm / max(‖v‖, max_norm), and so is
+    the gradient. 16-bit vectors are scaled in float32.
     """
     if max_norm is None:
         return vectors

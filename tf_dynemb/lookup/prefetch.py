@@ -215,7 +215,7 @@ class _FileReader:
 
 
 def _free_ahead(table: DynamicVariable) -> None:
-    """Frees the rows that were read from a table's files ahead: those of the last two reads."""
+    """Frees the rows that the last two reads have read ahead from a table's files."""
     with _ops.on(device_of(table)):
         for _ in range(2):
             _ops.library().dynemb_read_ahead(table.handle, tf.zeros([0], table.key_type))

@@ -207,7 +207,7 @@ class Embedding(multi_table_embedding.MultiTableEmbedding):
         snapshots.save(folder, snapshot_name, self.embedding_name, tables, optimizer)
 
     def load_snapshot(self, snapshot_name: str, optimizer: OptimizerWrapper | None = None) -> None:
-        """Replaces the rows of the tables by those of a snapshot. All ranks call this.
+        """Replaces the rows of the tables by the rows of a snapshot. All ranks call this.
 
         Args:
             snapshot_name: the name that was passed to `save_snapshot`.

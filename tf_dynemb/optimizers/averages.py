@@ -13,9 +13,9 @@ With `gradient_accumulation_steps`, the calls of `apply` are the steps of this f
 
 The averages are in a separate table, with one row for each row that was stepped: the average, the
 value that the step left, and the number of the step, all in float32 (numbers up to 2^24 are exact).
-It is in host memory; that of a table with rows in files has rows in files, too. If a row has
-another value than the last step left, or was stepped later than now, something else has changed
-it: it was erased, evicted, assigned or loaded. Its average begins again.
+It is in host memory; for a table with rows in files, it has rows in files, too. If a row has
+another value than the last step left, or was stepped later than now, something else has changed it:
+it was erased, evicted, assigned or loaded. Its average begins again.
 """
 
 from __future__ import annotations

@@ -218,7 +218,7 @@ def load_rows(
         at_tick: a tick greater than every time in the snapshot; -1: the rows get the current time
             instead of the times on disk. Scores that are not times are loaded in both cases.
         quiet: as in `dump`.
-        marks: those of the last snapshot that is loaded; see `tables.expiry.keep_alive`.
+        marks: the marks of the last snapshot that is loaded; see `tables.expiry.keep_alive`.
         change: what steps after the snapshot have done to the rows.
     """
     batches = 0

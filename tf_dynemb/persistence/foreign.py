@@ -26,7 +26,7 @@ from tf_dynemb.variables.static import Variable
 
 @dataclass(frozen=True, eq=False)
 class ForeignRows:
-    """Rows of a table that another system wrote: all of them, or those of one shard.
+    """Rows of a table that another system wrote: all of them, or the rows of one shard.
 
     Attributes:
         keys: an array [n] of integers; each key is in one shard only.

@@ -41,7 +41,7 @@ class JointPublication:
 
     Attributes:
         last: for a delta, the manifest of the last snapshot at the path, without shards.
-        histories: those of the tables on rank 0, which the tables of all ranks take over.
+        histories: the histories of the tables on rank 0, which the tables of all ranks take over.
     """
 
     def __init__(self, ranks: Ranks, path: str | os.PathLike[str], kind: str) -> None:
@@ -160,8 +160,8 @@ class JointPublication:
             unless_unchanged: whether a delta that changes nothing is discarded instead.
 
         Returns:
-            The snapshot's watermark, the latest of all ranks; that of the last snapshot at the path
-            if the delta was discarded.
+            The snapshot's watermark, the latest of all ranks. If the delta was discarded, the
+            watermark of the last snapshot at the path.
         """
         tick, utc_ns, since = (
             max(part[name] for part in self._parts) for name in ("tick", "utc_ns", "since")

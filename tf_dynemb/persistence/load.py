@@ -79,8 +79,8 @@ def load(
         The watermark of the loaded tables.
 
     Raises:
-        FileNotFoundError: there is no snapshot at `path`, or not that of `until`; raised on all
-            ranks.
+        FileNotFoundError: there is no snapshot at `path`, or not the one that `until` names; raised
+            on all ranks.
         tf_dynemb.storage.DataLossError: a file is missing or damaged; the message names it.
         TypeError: an element of `variables`, or `optimizer` or `until`, has another type.
         ValueError: `until` has no time zone; or there are only deltas at `path`; or a table is not

@@ -1,7 +1,7 @@
 """export_saved_model: a model for serving, and where its tables come from.
 
 The rows of now are dumped by all ranks, before rank 0 saves the model, whose saver moves the dump
-to its place. The graphs of the model are traced as in one process: those of several ranks have
+to its place. The graphs of the model are traced as in one process: graphs for several ranks have
 operators that exchange keys and vectors.
 """
 
@@ -52,11 +52,12 @@ def export_saved_model(
     The signature `serving_default` has the outputs of a Keras model by their names: the keys of a
     dict, or the names of the outputs of a functional model with several.
 
-    Besides those of the model, it has a signature `apply_delta` with the input `path`, a string:
-    the path of a delta, or of a chain. It applies all snapshots there that the tables do not have,
-    and returns `applied`, their number, `id` and `watermark` of the last snapshot applied. Requests
-    that run at that time are not disturbed, and see all tables as of one snapshot. As an attribute
-    of the object that `tf.saved_model.load` returns, it is `loaded.signatures["apply_delta"]`.
+    Besides the model's signatures, it has a signature `apply_delta` with the input `path`, a
+    string: the path of a delta, or of a chain. It applies all snapshots there that the tables do
+    not have, and returns `applied`, their number, `id` and `watermark` of the last snapshot
+    applied. Requests that run at that time are not disturbed, and see all tables as of one
+    snapshot. As an attribute of the object that `tf.saved_model.load` returns, it is
+    `loaded.signatures["apply_delta"]`.
 
     A further signature, `watermark`, has no inputs. It returns `id`, `watermark` and
     `watermark_utc_ns` of the last snapshot, and `follow_error`, the error of the last poll of
@@ -72,7 +73,7 @@ def export_saved_model(
         path: the directory of the SavedModel. All ranks must share its file system.
         tables: where the tables of the SavedModel are.
 
-            - "copy": in it. The rows are those of now, or of `dump`.
+            - "copy": in it, with the rows as they are now, or from `dump`.
             - "link": in it, as hard links to the files of `dump`. Versions that link one dump share
               disk and memory. Both must be on one file system.
             - "external": at `dump`. The SavedModel has its absolute path.
@@ -85,9 +86,9 @@ def export_saved_model(
             another base, or deltas that continue the tables. Default: none. A relative path is
             relative to the current directory of the process that exports.
         follow_seconds: the time between two polls, each of which lists the folder.
-        unrelated: whether the loaded model takes bases of other tables than its own, such as those
-            of a model that was retrained from scratch. Its dense weights stay those of this export.
-            Such a base is otherwise an error of `apply_delta`, and of polls.
+        unrelated: whether the loaded model takes bases of other tables than its own, such as the
+            tables of a model that was retrained from scratch. It keeps the dense weights of this
+            export. Such a base is otherwise an error of `apply_delta`, and of polls.
 
     Returns:
         The watermark of the rows, the same on all ranks. Deltas for the SavedModel continue it:

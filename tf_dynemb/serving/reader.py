@@ -232,8 +232,9 @@ class Reader:
         Args:
             path: the path of the snapshots: another base, which replaces the state, or deltas that
                 continue it. None: the path that the reader was opened with.
-            unrelated: whether a base of other tables replaces the state, such as that of a model
-                that was retrained from scratch, which `dump(..., overwrite=True)` has published.
+            unrelated: whether a base of other tables replaces the state, such as the base of a
+                model that was retrained from scratch, which `dump(..., overwrite=True)` has
+                published.
 
         Returns:
             The number of snapshots that were applied.

@@ -129,7 +129,7 @@ class State:
         if manifest.parent == self.last.id and manifest.watermark < self.last.watermark:
             raise DataLossError(
                 f"{snapshot.directory} has the watermark {manifest.watermark}, which is less than "
-                f"that of the snapshot it continues, {self.last.watermark}."
+                f"the watermark of the snapshot it continues, {self.last.watermark}."
             )
         if manifest.watermark <= self.last.watermark:
             return self

@@ -2,8 +2,8 @@
 
 A key without a row reads as the table's default vector if it has one. Otherwise it reads as the
 vector that the row would start with, which is a function of the table's seed, the key and the
-column only. The formulas are those of `cc/table/philox.h` (Salmon et al., "Parallel Random Numbers:
-As Easy as 1, 2, 3", SC 2011) and `cc/table/initializer_formulas.h`: float32 additions,
+column only. The formulas come from `cc/table/philox.h` (Salmon et al., "Parallel Random Numbers: As
+Easy as 1, 2, 3", SC 2011) and `cc/table/initializer_formulas.h`: float32 additions,
 multiplications, divisions and square roots, which IEEE 754 defines to the bit.
 """
 

@@ -24,8 +24,8 @@ from tf_dynemb.storage.strategies import STRATEGIES
 
 FORMAT = "tf_dynemb.snapshot"
 VERSION = 2
-# Version 1 has no salts for indexes. Version 3 is that of deltas which change the vectors of rows
-# that they do not have (steps.py).
+# Version 1 has no salts for indexes. Version 3 is for deltas which change the vectors of rows that
+# they do not have (steps.py).
 VERSIONS = (1, 2, 3)
 
 KINDS = ("base", "delta")

@@ -246,10 +246,10 @@ def locked(path: pathlib.Path, held: str | None = None) -> Iterator[bool]:
 
 
 def prune(path: str | os.PathLike[str], keep: int = 0) -> list[Name]:
-    """Removes the snapshots at a path that are superseded, except those of the last `keep` bases.
+    """Removes the superseded snapshots at a path, except the snapshots of the last `keep` bases.
 
     Returns:
-        The names of those that were removed.
+        The names of the removed snapshots.
 
     Raises:
         FileNotFoundError: there is no snapshot at the path.

@@ -117,7 +117,7 @@ def changes(records: Sequence[Record]) -> list[Change]:
 
 
 def is_record(numbers: Sequence[Any]) -> bool:
-    """Whether numbers of a manifest are a whole record: empty, or that of all steps."""
+    """Whether numbers of a manifest are a whole record: empty, or with all steps."""
     if not numbers:
         return True
     runs = numbers[HEAD:]

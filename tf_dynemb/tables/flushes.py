@@ -90,7 +90,7 @@ class Flushes:
             The flushes, and what DynembRestore returned; None: there is no flush.
 
         Raises:
-            ValueError: the flushes are those of another number of ranks, or differ among them.
+            ValueError: another number of ranks wrote the flushes, or ranks have different flushes.
         """
         with _guard(_path_of(file_path, name)):
             return cls._open(root, file_path, name, handle)

@@ -15,7 +15,7 @@ from tf_dynemb.tables import admission_options
 from tf_dynemb.tables.expiry import Lifetime
 
 VAR_TYPES = ("hbm", "hybrid", "host", "file")
-# Our names, and those of HierarchicalKV.
+# Our names, and HierarchicalKV's.
 EVICT_STRATEGIES = {name: name for name in STRATEGIES} | {
     strategy.hkv_name: name for name, strategy in STRATEGIES.items() if strategy.hkv_name
 }
@@ -48,7 +48,7 @@ class TableArguments(TypedDict, total=False):
 
 
 class LayerArguments(TableArguments, total=False):
-    """The keyword arguments of a layer for its tables, and those of `keras.layers.Layer`."""
+    """The keyword arguments of a layer for its tables, and of `keras.layers.Layer`."""
 
     var_type: str
     name: str | None
@@ -104,8 +104,8 @@ class TableOptions:
             in the folder `file_path`. Rows that are used move to memory, and those that have not
             been used for longest leave it. See docs/larger_than_memory.md.
         init_capacity: the number of rows for which index and memory are allocated at the start; any
-            positive integer. With several ranks, this and all other numbers of rows count those of
-            all ranks together, and each has its share.
+            positive integer. With several ranks, this and all other numbers of rows count the rows
+            of all ranks together, and each rank has its share.
         max_capacity: the maximum number of rows; None: no limit. `evict_strategy` determines the
             behavior of a table that is full. With several ranks, a rank has room for its share and
             six standard deviations, so that `max_capacity` different ids find a place wherever they
@@ -148,7 +148,7 @@ class TableOptions:
             `file_path` may occupy: keys, vectors and optimizer state. The rows of one step must fit
             in it, together with max_hbm_for_vectors if a GPU is used. The index of the rows in
             files takes 16 to 24 bytes a row besides. 0, for "hybrid" only: all rows in memory are
-            in that of the GPU. None: 1.
+            in GPU memory. None: 1.
         file_path: the folder for rows that are not in memory, on a fast local disk. It is created
             if it is missing, and several tables may share it. With several ranks, each has its own
             folder in it, "<rank>-<ranks>", unless the path names that. The files are deleted with
@@ -296,8 +296,8 @@ class TableOptions:
             )
         if limit == 0 and self.var_type != "hybrid":
             raise ValueError(
-                "max_dram_for_vectors=0 needs var_type 'hybrid', with all rows in memory in that "
-                f"of a GPU, got {self.var_type!r}."
+                "max_dram_for_vectors=0 needs var_type 'hybrid', with all rows in memory in GPU "
+                f"memory, got {self.var_type!r}."
             )
         if path is None:
             raise ValueError(

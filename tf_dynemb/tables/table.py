@@ -58,7 +58,8 @@ class Table:
         name: the name in TensorFlow.
         has_automatic_name: whether the name is automatic.
         dtype: the dtype of the vectors.
-        history: the id of the table's history (`lineage.py`); a load takes over that of the rows.
+        history: the id of the table's history (`lineage.py`); a load takes over the history of the
+            rows.
         snapshots: the snapshots that the table was dumped to or loaded from.
         cut_lock: held while a cut of the table is read, because a table can be in one at a time.
     """
@@ -382,7 +383,7 @@ class Table:
         calls on the table wait meanwhile.
 
         The flush before is removed; until then, rows that have changed since it take space twice.
-        With several ranks, all call `flush`, and the rows are those of one flush on all of them.
+        With several ranks, all call `flush`, and all restart from the same flush.
 
         Raises:
             ValueError: the table was created without `persistent=True`.
@@ -422,8 +423,8 @@ class Table:
             rows: the expected number of rows; space for them is allocated at once.
             state_spec: the state of the rows.
             seed: the seed of the table that the rows come from, so that keys without a row get the
-                initial vectors that they would have got there; None: that of this table. After the
-                rows have been swapped, `took_over` records it.
+                initial vectors that they would have got there; None: the seed of this table. After
+                the rows have been swapped, `took_over` records it.
 
         Returns:
             The table's handle. The table is destroyed with it.

@@ -64,13 +64,13 @@ def load_checkpoint(
             a folder of files of `save_to_file_system` or of a `FileSystemSaver`;
             a TensorFlow checkpoint, as for `tf.train.load_checkpoint`;
             a SavedModel, or a model that Keras 2 saved as one.
-        variables: tables as in `tf_dynemb.dump`; or a dict of TFRA's names and tables. The name
-            of a table in a TFRA layer is that of the layer followed by "-parameter".
+        variables: tables as in `tf_dynemb.dump`; or a dict of TFRA's names and tables. The name of
+            a table in a TFRA layer is the layer's name followed by "-parameter".
         optimizer: if given, its state is loaded too, where it has the same meaning: Adagrad, Adam,
             Adamax, Adadelta and Ftrl. Set `optimizer.core.iterations` yourself for Adam and
             Adamax.
-        value_dtype: the dtype of the vectors in files of rows, which do not contain it. None: that
-            of each table. Keys must have the key type of the table.
+        value_dtype: the dtype of the vectors in files of rows, which do not contain it. None: the
+            dtype of each table. Keys must have the key type of the table.
 
     Raises:
         FileNotFoundError: there is nothing of TFRA at `path`, or no table of a name; the message

@@ -36,7 +36,7 @@ def file_name(name: str, rank: int | None = None, size: int | None = None) -> st
     Args:
         name: the variable's name.
         rank: the rank. None: this process's.
-        size: the number of ranks. None: that of this run.
+        size: the number of ranks. None: the number in this run.
     """
     ranks = communicator.get()
     rank = ranks.rank if rank is None else rank
@@ -74,7 +74,7 @@ def find(folder: str, name: str, size: int | None = None) -> list[str]:
 
 
 def check_one_save(paths: Iterable[str]) -> None:
-    """Raises ValueError unless shards, as `find` returns them, are all those of one save.
+    """Raises ValueError unless shards, as `find` returns them, are all shards of one save.
 
     Names without ranks, as in older versions, are not checked.
     """

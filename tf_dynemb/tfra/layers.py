@@ -175,7 +175,7 @@ BasicEmbedding = Embedding
 class SquashedEmbedding(Embedding):
     """Looks up ids and pools the vectors of each sample into one.
 
-    The arguments are those of `Embedding`. `combiner` is the end of the name of a function
+    The arguments are the same as for `Embedding`. `combiner` is the end of the name of a function
     `tf.math.reduce_<combiner>`, such as "sum", "mean", "min", "max", "prod" and "std".
 
     Input: integers [batch, ...]. Output: [batch, embedding_size]; for ids [n], [embedding_size].
@@ -284,7 +284,7 @@ class HvdAllToAllEmbedding(Embedding):
     Args:
         with_unique: unused, like the next three.
         with_secondary_unique: unused.
-        mpi_size: unused: the number of ranks is that of `horovodrun`.
+        mpi_size: unused: `horovodrun` sets the number of ranks.
         batch_size: unused.
         *args: the arguments of `Embedding`.
         **kwargs: the arguments of `Embedding`, by name.

@@ -24,7 +24,7 @@ def ShadowVariable(  # noqa: N802 (TFRA's name of a class)
         params: a `Variable`.
         name: unused.
         max_norm: must be None: pass it to `embedding_lookup`.
-        trainable: must be that of the variable.
+        trainable: must equal the variable's `trainable`.
         **kwargs: unused.
 
     Raises:

@@ -290,7 +290,7 @@ class Variable(DynamicVariable):
         Args:
             dirpath: the folder, created if missing. The environment variable `dirpath_env`
                 replaces it.
-            proc_size: the number of ranks in the file's name. None: that of this run.
+            proc_size: the number of ranks in the file's name. None: the number in this run.
             proc_rank: the rank in the file's name. None: this one's.
             file_name_list: a list of one file name without "-keys" or "-values", instead of TFRA's.
             dirpath_env: see dirpath.

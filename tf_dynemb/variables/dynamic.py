@@ -88,7 +88,7 @@ class DynamicVariable(served.InSavedModel, Retention, resource_variable_ops.Reso
 
     __signature__ = Signature(TableArguments)
 
-    # Otherwise tf.Variable's metaclass would treat the arguments as those of tf.Variable.
+    # Otherwise tf.Variable's metaclass would take the arguments for its own.
     _variable_call = None
 
     def __init__(
@@ -322,8 +322,8 @@ class DynamicVariable(served.InSavedModel, Retention, resource_variable_ops.Reso
         Args:
             keys: integers of any shape.
             values: vectors, floating point, of shape keys.shape + [dimension].
-            scores: the scores that the rows get, as in `set_scores`. None: those of existing rows
-                are unchanged.
+            scores: the scores that the rows get, as in `set_scores`. None: the scores of existing
+                rows are unchanged.
 
         Raises:
             TypeError: the keys are not integers, or the values are not floating point.

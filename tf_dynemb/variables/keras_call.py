@@ -4,7 +4,7 @@ Keras 3 tracks only its own variables when they become attributes of a layer, so
 DynamicVariable(...)` adds nothing to the layer's weights. A lookup makes up for it: inside the call
 of a layer or model, it finds the layers that have the variable as an attribute, and adds it to
 their weights, once for each outermost layer or model. The weights are therefore complete after the
-first call, as those of any layer that Keras builds at its first call.
+first call, as in any layer that Keras builds at its first call.
 """
 
 from __future__ import annotations

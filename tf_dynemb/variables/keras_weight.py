@@ -182,7 +182,7 @@ def keras_weight(variable: tf.Variable, path: str) -> _Weight:
 
 
 class StaticWeight(_Weight):
-    """A `Variable` as a Keras weight. Its shape is that of this rank's rows."""
+    """A `Variable` as a Keras weight. Its shape covers this rank's rows only."""
 
     def __init__(self, variable: tf.Variable, path: str) -> None:
         super().__init__(variable, path)

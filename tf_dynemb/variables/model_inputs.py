@@ -211,7 +211,7 @@ def _form(exact: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[A
 
 
 def _by_name(bound: inspect.BoundArguments) -> dict[str, Any]:
-    """The arguments by name; those of *args and **kwargs, too."""
+    """The arguments by name, including the arguments in *args and **kwargs."""
     arguments: dict[str, Any] = {}
     for name, value in bound.arguments.items():
         kind = bound.signature.parameters[name].kind

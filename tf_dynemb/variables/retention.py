@@ -58,9 +58,10 @@ class Retention(Table):
           numbered across all tables of the process.
         - "lfu": the number of times that lookups that insert have asked for the key, at most
           2^32 - 1.
-        - "epoch_lfu": epoch * 2^20 + count; the epoch is that of the last such lookup, the count as
-          above, at most 2^20 - 1. Epochs have numbers from 0 to 4095: when the next number would be
-          4096, all epochs are moved down by 2048, those below it to 0.
+        - "epoch_lfu": epoch * 2^20 + count. The epoch is the number of the epoch in which the last
+          such lookup was. The count is as above, at most 2^20 - 1. Epochs have numbers from 0 to
+          4095: when the next number would be 4096, all epochs are moved down by 2048, those below
+          it to 0.
         - "score": the score that was set; 0 for a new row.
 
         Reading scores is not an access.
@@ -203,8 +204,8 @@ class Retention(Table):
                   lookups included. In a table whose scores are times.
                 - `l2_from`, `l2_below`: Euclidean norms of vectors.
 
-                Times are those of batches: "before" may leave out the rows of batches shortly
-                before the time, and "since" may include them.
+                Times are known per batch: "before" can leave out the rows of batches shortly before
+                the time, and "since" can include them.
 
         Raises:
             TypeError: a condition is unknown, or its value has the wrong type.

@@ -5,9 +5,9 @@ the combiner gives id i (`lookup.pool` has the formulas), key(i) its key and bag
 
     sums[k] = Σ_{i: key(i) = k} c_i grads[bag(i)]
 
-which is linear in `grads`. Given the gradient D of `sums`, that of `grads` is therefore a pooled
-lookup in D: for bag b, the sum of c_i D[key(i)] over its ids. For max, each column of a bag has one
-id, which the lookup has chosen.
+which is linear in `grads`. Given the gradient D of `sums`, the gradient of `grads` is therefore a
+pooled lookup in D: for bag b, the sum of c_i D[key(i)] over its ids. For max, each column of a bag
+has one id, which the lookup has chosen.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _without_refused(
 
 
 def _rows_of(unique_keys: tf.Tensor, rows: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
-    """Returns the rows of keys [n], given those of the unique keys in any order."""
+    """Returns the rows of keys [n], given the rows of the unique keys in any order."""
     if unique_keys.dtype == tf.uint64:  # which TensorFlow does not sort
         unique_keys, keys = (tf.bitcast(k, tf.int64) for k in (unique_keys, keys))
     order = tf.argsort(unique_keys)

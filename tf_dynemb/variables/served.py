@@ -60,7 +60,7 @@ ROWS: contextvars.ContextVar[Rows | None] = contextvars.ContextVar("ROWS", defau
 
 
 class Source:
-    """Snapshots that an exported model has: those of its tables, or of a model that was loaded.
+    """Snapshots that an exported model has: of its tables, or of a model that was loaded.
 
     Attributes:
         rows: where the rows come from.
@@ -144,7 +144,7 @@ class ServedTable(resource.TrackableResource):  # type: ignore[misc]
     """A read-only table of an exported model.
 
     In the process that exports, it represents a `DynamicVariable`, and has its handle. In a process
-    that has loaded the model, its handle is that of the table on disk.
+    that has loaded the model, its handle refers to the table on disk.
 
     Attributes:
         export: what the running save exports; None before the first.

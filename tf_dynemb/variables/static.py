@@ -56,8 +56,8 @@ class Variable(resource_variable_ops.ResourceVariable):  # type: ignore[misc]
 
     Attributes:
         has_automatic_name: whether the name is automatic.
-        history: the id of the matrix's history (`tables/lineage.py`); a load takes over that of the
-            rows.
+        history: the id of the matrix's history (`tables/lineage.py`); a load takes over the history
+            of the rows.
 
     Raises:
         ValueError: `mode` or `exchange_dtype` has another value; or `mode` names a rank that does
