@@ -98,15 +98,15 @@ def subset(rows: Rows, mask: np.ndarray) -> Rows:
 
 
 def matches(found: Contents, expected: Contents, phase: Phase, number: int, at_once: bool) -> bool:
-    """Whether tables have the rows of a publication, less those that were forgotten since.
+    """Whether tables have the rows of a publication, less the rows that were forgotten since.
 
     Args:
         found: the tables.
-        expected: those of the publication.
+        expected: the tables of the publication.
         phase: the calls of `forget`.
         number: the publication.
-        at_once: whether a forgotten row must be gone as soon as `forget` has returned, as of a
-            table. Otherwise it may be there until the next publication has returned.
+        at_once: whether a forgotten row must be gone as soon as `forget` has returned, as from a
+            table. Otherwise it can be there until the next publication has returned.
     """
     if found.keys() != expected.keys():
         return False
@@ -123,7 +123,7 @@ def matches(found: Contents, expected: Contents, phase: Phase, number: int, at_o
 
 
 def check(found: Contents, recording: Recording, phase: Phase, at_once: bool = False) -> None:
-    """Raises AssertionError if the rows are those of no publication that is permitted."""
+    """Raises AssertionError unless the rows belong to a publication that is permitted."""
     numbers = range(max(1, phase.least), phase.most + 1)
     if any(matches(found, recording.expected[n], phase, n, at_once) for n in numbers):
         return
@@ -132,7 +132,7 @@ def check(found: Contents, recording: Recording, phase: Phase, at_once: bool = F
     was = [n for n in recording.expected if matches(found, recording.expected[n], phase, n, False)]
     sizes = {name: len(rows.keys) for name, rows in found.items()}
     raise AssertionError(
-        f"the rows are not those of publication {phase.least} to {phase.most}, but "
+        f"the rows are not from publication {phase.least} to {phase.most}, but "
         f"{f'of {was}' if was else f'others: {sizes}'}"
     )
 

@@ -202,7 +202,7 @@ class State:
         return out
 
     def digest(self, known: dict[object, bytes]) -> bytes:
-        """A hash of names and contents. `known` keeps those of files from state to state."""
+        """A hash of names and contents. `known` keeps the hashes of files from state to state."""
         whole = hashlib.blake2b("\n".join(self.directories).encode(), digest_size=16)
         for path, file in self.files:
             writes = self._writes.get(id(file), [])

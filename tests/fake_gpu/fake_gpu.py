@@ -1,6 +1,6 @@
 """The fake GPU, for pytest -p fake_gpu: loads the library in FAKE_GPU_LIBRARY (make fake-gpu).
 
-The operators of tf_dynemb are then those of that library, and TensorFlow has the device GPU:0.
+The operators of tf_dynemb then come from that library, and TensorFlow has the device GPU:0.
 """
 
 import os

@@ -15,7 +15,7 @@ def make(ttl=3, **options):
 
 
 def held(table, keys):
-    """Returns those of the keys that have a row."""
+    """Returns the keys that have a row."""
     return np.array(keys)[table.contains(keys).numpy()].tolist()
 
 

@@ -150,7 +150,7 @@ def main(path, trials):
                 counts["opened"] += 1
                 assert step >= before, f"flushed step {before} was lost: the table has {step}"
                 counts["unacknowledged"] += step > before
-                # The rows are those of the flush, whichever process made it.
+                # The rows are the flush's, whichever process made it.
                 assert step == 0 or crcs.get(step) == crc, f"the rows of step {step} differ"
             elif word == "begin":
                 assert crcs.setdefault(step, crc) == crc, f"step {step} differs"

@@ -27,8 +27,8 @@ HYPER = np.array([0.5, 0.9, 0.999, 1e-7, 0.5, 0, 0, 0, 0, -0.5, 0, 1], np.float3
 def make_table(dim=4, key=tf.int64, dtype=tf.float32, initial=0.0, random=False, **options):
     """Creates a table whose initial vectors are the constant(s) `initial`, or random.
 
-    TensorFlow would put it on a GPU if it sees one: tables in host memory, and those of a simulated
-    device, are on the CPU.
+    TensorFlow would put it on a GPU if it sees one: tables in host memory, and tables of a
+    simulated device, are on the CPU.
     """
     if random:
         kinds, args = ["uniform"], [-1.0, 1.0]

@@ -215,8 +215,8 @@ def test_changes_are_of_the_steps_since():
         assert not is_record(damaged)
 
 
-# A dump with state and one without for each optimizer; both dtypes occur with each. The files of a
-# simulated device are those of the host, so that each optimizer has one dump there.
+# A dump with state and one without for each optimizer; both dtypes occur with each. A simulated
+# device writes the same files as the host, so each optimizer has one dump there.
 @pytest.mark.parametrize(
     ("name", "with_state", "dtype"),
     [

@@ -309,7 +309,7 @@ def test_a_crash_before_each_step(capsys, tmp_path, step):
                 crashed = True
         capsys.readouterr()
         state = state_of(path, "user")
-        # The base first: the row is that of the last delta until all of them have lost it.
+        # The base first: the last delta's row is read until all of them have lost it.
         assert state in (before["user"], after)
         assert state_of(path, "item/ü") == before["item/ü"]
         assert run(capsys, "verify", path)[0] == 0

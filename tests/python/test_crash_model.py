@@ -1,7 +1,7 @@
 """A power failure at any moment: what is left can be opened, and has what was published.
 
 tests/crash records the calls that a workload makes to the file system, and makes from them the
-files that a crash can leave (replay.py says which); every state is opened here. The idea is that of
+files that a crash can leave (replay.py says which); every state is opened here. The idea comes from
 CrashMonkey (Mohan et al., OSDI 2018) and ALICE (Pillai et al., OSDI 2014).
 
 CRASH_SAMPLES=100 tries 100 times more states of each kind; see CONTRIBUTING.md.
@@ -450,7 +450,7 @@ def test_other_rows_are_found(recorded, tmp_path):
         recording.expected[3][workloads.NAME],
     ]
     for each in wrong:
-        with pytest.raises(AssertionError, match="the rows are not those of publication 2 to 2"):
+        with pytest.raises(AssertionError, match="the rows are not from publication 2 to 2"):
             oracle.check({workloads.NAME: each}, recording, phase)
 
 

@@ -467,7 +467,7 @@ def test_training_continues_with_the_same_bits_in_another_process(tmp_path):
     found = run_script("continue_training.py", tmp_path)
     assert found.keys() == expected.keys()
     assert [case for case in CASES if found[case] != expected[case]] == []
-    # The bits of all cases differ, and so do those of a load without state.
+    # The bits of all cases differ, and so do the bits of a load without state.
     assert len({json.dumps(bits) for bits in expected.values()}) == len(CASES)
     other = Model("adam-bfloat16")
     de.load(tmp_path / "adam-bfloat16", [other.table], quiet=True)

@@ -200,7 +200,7 @@ def test_deltas_are_merged(tmp_path):
         assert reader.lookup([1])[0, 0] == number
     de.load(tmp_path, other := make())
     assert value(other) == 7
-    # The state of a delta that was merged last is still there, as that of the base.
+    # The state of a delta that was merged last is still there, as the state of the base.
     de.load(tmp_path, other, until=marks[5])
     assert value(other) == 6
     with pytest.raises(FileNotFoundError):

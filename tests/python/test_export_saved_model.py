@@ -334,7 +334,7 @@ def test_follow(tmp_path, model):
 
 
 def test_requests_while_deltas_are_applied(tmp_path):
-    """Each answer is that of one watermark, in both tables, and never older than the last."""
+    """Each answer belongs to one watermark, in both tables, and is never older than the last."""
     made = delta_publisher.Model()
     made.set(0)
     watermark = de.export_saved_model(made, tmp_path / "model")

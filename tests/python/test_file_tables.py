@@ -23,7 +23,7 @@ def tmp_path(disk_folder):
     return disk_folder
 
 
-# Muon's matrices are those of the rows that a step touches, in any order.
+# Muon's matrices consist of the rows that a step touches, in any order.
 @pytest.mark.parametrize("name", [name for name in CASES if name != "muon"])
 def test_each_optimizer(tmp_path, name):
     pair = Pair(tmp_path, CASES[name].make, states=CASES[name].states)

@@ -252,7 +252,7 @@ def child(folder, *what):
 
 
 def test_processes_share_a_folder_and_clean_up(tmp_path):
-    """Files of a living process stay; those of one that was killed go with the next table."""
+    """Files of a living process stay; files of a killed process go with the next table."""
     process = child(tmp_path)
     try:
         said = json.loads(process.stdout.readline())

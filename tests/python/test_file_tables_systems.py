@@ -23,7 +23,7 @@ def mounted(folder, kind, options):
 
 @pytest.fixture(params=["overlay", "ramfs", "disk"])
 def place(request, tmp_path, disk_folder):
-    """A folder on each file system: that of containers, one without O_DIRECT, and a disk."""
+    """A folder on each file system: the one of containers, one without O_DIRECT, and a disk."""
     if request.param == "disk":
         yield disk_folder
         return

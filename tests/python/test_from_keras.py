@@ -1,4 +1,4 @@
-"""`from_keras` and `to_keras`: the expected values are those of the Keras model itself."""
+"""`from_keras` and `to_keras`: the expected values come from the Keras model itself."""
 
 import warnings
 
@@ -65,7 +65,7 @@ def matrix(model):
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_training_continues_as_in_keras(name):
-    """The tolerance is that of catch-up: missed steps are added up in another order."""
+    """The tolerance is the same as for catch-up: missed steps are added up in another order."""
     model = sequential()
     model.compile(OPTIMIZERS[name](), "mse", metrics=["mae"])
     fit(model, 0)

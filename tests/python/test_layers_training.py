@@ -151,7 +151,7 @@ def test_set_weights_restores_rows():
 @pytest.mark.parametrize("by", ["policy", "floatx", "dtype"])
 @pytest.mark.parametrize("optimizer", ["Adam", "Nadam"])
 def test_float64(by, optimizer):
-    """Vectors are float64, as those of Keras's layer; the rows are float32."""
+    """Vectors are float64, as in Keras's layer; the rows are float32."""
     ids, labels = make_data()
     dtype = "float64" if by == "dtype" else None
     large = ids.astype(np.int64) + 2**53

@@ -76,7 +76,7 @@ def test_rows_that_were_in_memory_are_forgotten_too(tmp_path):
 
 
 def test_a_flush_after_a_load_forgets_too(tmp_path):
-    """The rows are those of a dump, and a restart still begins with the flush before."""
+    """The rows come from a dump, and a restart still begins with the flush before."""
     table = flushed(tmp_path / "files")
     de.dump(str(tmp_path / "dump"), [table], quiet=True)
     de.load(str(tmp_path / "dump"), [table], quiet=True)

@@ -297,7 +297,7 @@ def test_a_file_that_is_missing(tmp_path, small, how, name):
     ],
 )
 def test_a_file_of_a_later_version(tmp_path, small, name):
-    """The checksums are those of a sound file."""
+    """The checksums are right, as in a sound file."""
     path = tmp_path / "model"
     shutil.copytree(small / "exported", path)
     (file,) = path.glob(name)

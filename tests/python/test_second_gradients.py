@@ -1,4 +1,4 @@
-"""Second derivatives with respect to a table, against those of a dense variable."""
+"""Second derivatives with respect to a table, compared with a dense variable."""
 
 import numpy as np
 import pytest

@@ -305,7 +305,7 @@ class TestBuild:
 
 
 class TestPrebuiltWheel:
-    """The operators of a wheel in dist/ spare the compiler if they are those of the sources."""
+    """The operators of a wheel in dist/ spare the compiler if they come from the same sources."""
 
     def offered(self, checkout, **environment):
         """What bazel/library.py says of the wheels in dist/."""
@@ -594,7 +594,7 @@ class TestSetupScript:
         assert done.rc == 0, done.err
         assert "bazel build" not in done.calls
         assert "prebuilt: /somewhere/dist/a.whl" in done.calls
-        assert "not compiled, because those of dist/a.whl are of the same sources" in done.out
+        assert "not compiled, because dist/a.whl has operators of the same sources" in done.out
 
     def test_wrong_words(self, fresh):
         done = self.run(fresh, "everything")

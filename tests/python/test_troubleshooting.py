@@ -85,7 +85,7 @@ def test_the_page_has_the_sentences():
     assert "Op type not registered 'DynembServedTable'" in page
     assert "Could not locate class 'Embedding'" in page
     assert "docs/troubleshooting.md" in (ROOT / "README.md").read_text(encoding="utf-8")
-    # The sentences are those of the code.
+    # The sentences are in the code.
     code = "".join(
         re.sub(r'"\s*\n\s*f?"', "", file.read_text(encoding="utf-8"))
         for file in (ROOT / "tf_dynemb").rglob("*.py")

@@ -48,6 +48,6 @@ def labels(features, seed=2):
 
 
 def check_same_losses(losses, reference, rtol=1e-5):
-    """The losses are those of the reference, and fall."""
+    """The losses equal the reference's, and fall."""
     np.testing.assert_allclose(losses, reference, rtol=rtol)
     assert losses[-1] < losses[0]

@@ -1,4 +1,4 @@
-"""Numbers of rows in options: those of all ranks together."""
+"""Numbers of rows in options count the rows of all ranks together."""
 
 from __future__ import annotations
 
