@@ -4,7 +4,7 @@
 
 There are 26 tables. A step routes the ids of a batch, and sends keys, vectors and gradients. It
 looks up no rows, and neither pools nor sums. (A real step pools vectors in the received words, and
-sums gradients in the words to be sent.) The bare figure is that of three alltoalls of the same
+sums gradients in the words to be sent.) The bare figure is the time of three alltoalls of the same
 words. Routing, which makes the ids distinct, is timed separately. Rank 0 prints medians of
 interleaved repeats, and the bytes sent beside the formula of docs/scaling.md. With an
 --exchange-dtype the time includes only the packing of vectors: other operators unpack them, and

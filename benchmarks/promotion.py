@@ -2,7 +2,7 @@
 
     python -m benchmarks.promotion
 
-The rule is that of cc/device/kernels_tiers.h, for last accesses; what differs between the lines is
+The rule comes from cc/device/kernels_tiers.h, for last accesses; what differs between the lines is
 which rows of the host tier are candidates. Not timed: it is about a hash table's rows, not about a
 machine.
 """

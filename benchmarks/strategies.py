@@ -1,7 +1,7 @@
 """Hit rates of the eviction strategies on ratings in the order of time.
 
 A table holds a share of the ids of a column, users or movies. The ratings are looked up in batches,
-as in training. A hit is an id that had a row; the hit rate is that of the second half of the
+as in training. A hit is an id that had a row; the hit rate is measured in the second half of the
 ratings. An unbounded table has the highest rate that is possible.
 
 The file has lines of `user::movie::rating::seconds`, such as ratings.dat of MovieTweetings
@@ -31,7 +31,7 @@ def read_ids(path: Path) -> npt.NDArray[np.int64]:
 def hit_rate(
     ids: npt.NDArray[np.int64], batch: int, capacity: int | None, strategy: str, epochs: int
 ) -> float:
-    """Looks up all ids, and returns the share of those of the second half that had a row."""
+    """Looks up all ids, and returns the share of the second half's ids that had a row."""
     steps = -(-len(ids) // batch)
     epoch_steps = max(1, steps // epochs) if strategy == "epoch_lfu" else None
     table = de.DynamicVariable(

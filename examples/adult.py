@@ -129,7 +129,7 @@ def row_numbers(ids: Ids, vocabulary: Ids) -> Ids:
 
 
 def report(measured: dict[str, float], title: str) -> Iterable[str]:
-    """Yields the lines of a table with the measured figures below those of other models."""
+    """Yields the lines of a table with the measured figures below the figures of other models."""
     yield f"{'test set':24}{'AUC':>8}{'accuracy':>10}{'logloss':>9}"
     for name, (auc, accuracy) in PUBLISHED.items():
         yield f"{name + ' (published)':28}{auc:.4f}{accuracy:10.4f}{'-':>9}"

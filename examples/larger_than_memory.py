@@ -130,7 +130,7 @@ def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--batch", type=int, default=16_384, help="ids in a batch")
     add("--steps", type=int, default=200, help="batches to train")
     add("--dim", type=int, default=16, help="width of the vectors")
-    add("--memory", type=float, default=16, help="MB of memory for rows; those of a batch must fit")
+    add("--memory", type=float, default=16, help="MB of memory for rows; a batch's rows must fit")
     add("--folder", type=Path, help="folder for the files; default: the system's temporary one")
     add("--seed", type=int, default=0, help="seed of ids and vectors")
     add(

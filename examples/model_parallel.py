@@ -107,7 +107,7 @@ def run(options: argparse.Namespace) -> dict[str, float] | None:
     measured = score_of_all(comm, *predict_part(model, data.test, comm))
     rows = comm.gather_objects(len(embedding.table), "model_parallel/rows")
     tables, path = {"adult": embedding.table}, options.output_dir / "tables"
-    de.dump(path, tables, optimizer=model.optimizer, overwrite=True)  # that of an earlier run
+    de.dump(path, tables, optimizer=model.optimizer, overwrite=True)  # from an earlier run
     if measured is not None:
         measured |= {"rows_per_second": clock.rows_per_second(), "epochs": len(history.epoch)}
         report(measured, rows, embedding.table, data, options)

@@ -226,7 +226,7 @@ def summary(
         measured: the figures of the run.
         rows: the rows of the table.
         seconds: the time of all that the run has done.
-        options: those of the run.
+        options: the options of the run.
     """
     folder, epochs = options.output_dir, measured["epochs"]
     lines = ["", "Summary", "", *adult.report(measured, f"this run ({options.embedding})"), ""]

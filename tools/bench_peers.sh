@@ -1,8 +1,8 @@
 #!/bin/bash
 # Runs the cases of benchmarks/ for TensorFlow Recommenders Addons (TFRA) and for this project, one after the other, and
 # prints one table of both. TFRA needs an older TensorFlow, so it gets its own venv, and its figures come from other
-# processes. The first table printed is that of the older TensorFlow's static variable, to separate the effect of TFRA from
-# that of TensorFlow. Each runs alone, because both together, with Adam's state, exceed 24 GiB.
+# processes. The first table printed is for the older TensorFlow's static variable, to separate the effect of TFRA
+# from the effect of TensorFlow. Each runs alone, because both together, with Adam's state, exceed 24 GiB.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

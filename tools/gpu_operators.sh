@@ -1,6 +1,6 @@
 #!/bin/sh
 # gpu_operators.sh [MODULE...]: runs the operators' tests, or these modules of tests/python, with tables in the memory of the GPU
-# that TensorFlow sees. Fails if it sees none, or if the operators have no device code. PYTHON names the Python that has TensorFlow and pytest; default: that of .venv, if
+# that TensorFlow sees. Fails if it sees none, or if the operators have no device code. PYTHON names the Python that has TensorFlow and pytest; default: the one in .venv, if
 # there is one, otherwise python3.
 set -eu
 cd "$(dirname "$0")/.."

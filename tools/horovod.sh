@@ -1,5 +1,5 @@
 #!/bin/bash
-# Builds Horovod for the TensorFlow of a Python (default: that of .venv), and installs it there:
+# Builds Horovod for the TensorFlow of a Python (default: the one in .venv), and installs it there:
 #
 #   tools/horovod.sh install [python]
 #
@@ -86,7 +86,7 @@ END
 
 needs() {
   "$PYTHON" -B -c 'import cloudpickle, packaging, psutil, yaml' 2>/dev/null ||
-    stop "Horovod needs packages that $PYTHON lacks: run make horovod, or for another Python than that of .venv," \
+    stop "Horovod needs packages that $PYTHON lacks: run make horovod, or for another Python than the one in .venv," \
       "  $PYTHON -m pip install -r requirements_horovod.txt"
 }
 

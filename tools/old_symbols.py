@@ -3,10 +3,10 @@
     python tools/old_symbols.py build/wheels/stubs
 
 A library that is linked with `-L build/wheels/stubs` asks the dynamic loader for no symbol version
-newer than those of the manylinux_2_28 policy, whatever the system is that it is linked on: of a
-symbol that exists in several versions it gets the newest of these, and a symbol that is newer than
-all of them is an error of the linker. The stand-ins contain no code, and are used by the linker
-only.
+newer than in the manylinux_2_28 policy, regardless of the system that it is linked on. If a symbol
+exists in several versions, the library gets the newest version up to this policy. A symbol that is
+newer than the policy is an error of the linker. The stand-ins contain no code, and are used by the
+linker only.
 """
 
 import argparse

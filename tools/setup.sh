@@ -129,7 +129,7 @@ if [ -z "$DEVELOP" ]; then
 fi
 readonly PREBUILT
 if [ -n "$PREBUILT" ]; then
-  say "operators: not compiled, because those of dist/$(basename "$PREBUILT") are of the same sources"
+  say "operators: not compiled, because dist/$(basename "$PREBUILT") has operators of the same sources"
 else
   missing=$(missing_for_the_compiler)
   if [ -n "$missing" ]; then

@@ -5,7 +5,7 @@
         --persistent_path /ssd/embedding
     horovodrun -np 8 python examples/oneembedding/dlrm.py --data_dir ... --persistent_path ...
 
-The flags and the model are those of RecommenderSystems/dlrm in OneFlow's models. Flags that only
+The flags and the model come from RecommenderSystems/dlrm in OneFlow's models. Flags that only
 choose kernels of OneFlow (fused MLP, padding for tensor cores, loss scaling) are not there. What
 other ranks and another store change is in docs/migrating_from_oneembedding.md.
 """

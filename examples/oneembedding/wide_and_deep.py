@@ -4,7 +4,7 @@
     python examples/oneembedding/wide_and_deep.py --data_dir /data/criteo_parquet
     horovodrun -np 2 python examples/oneembedding/wide_and_deep.py
 
-The flags and the model are those of RecommenderSystems/wide_and_deep in OneFlow's models:
+The flags and the model come from RecommenderSystems/wide_and_deep in OneFlow's models:
 
     2 crossed ids  ──> tables of width 1  ──> sum ──────────────────┐
     26 ids         ──> tables of width 16 ──┐                       ├──> sum ──> sigmoid
@@ -172,7 +172,7 @@ def run(flags: argparse.Namespace) -> None:
     model.compile(optimizer, "binary_crossentropy", metrics=["AUC"])
     if flags.model_load_dir:
         load(model, flags.model_load_dir)
-        optimizer.learning_rate = flags.learning_rate  # not that of the snapshot
+        optimizer.learning_rate = flags.learning_rate  # not the snapshot's
     if flags.save_initial_model:
         save(model, flags.model_save_dir, "initial_checkpoint")
     callbacks: list[keras.callbacks.Callback] = [de.callbacks.SynchronizeRanks()]

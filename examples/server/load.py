@@ -102,10 +102,10 @@ class Load:
         """Compares answers with the trainer's scores, and finds how soon snapshots were served.
 
         Returns:
-            `wrong`, `older`: the number of answers that differ from those of their watermark, or
-            are older than an earlier answer; `snapshots`: the number of watermarks in answers;
-            `fresh`: for each snapshot, the seconds from its publication to the first answer with
-            it or a later one; `change`: the largest difference between snapshots in a score.
+            `wrong`, `older`: the number of answers that differ from the scores at their watermark,
+            or are older than an earlier answer; `snapshots`: the number of watermarks in answers;
+            `fresh`: for each snapshot, the seconds from its publication to the first answer with it
+            or a later one; `change`: the largest difference between snapshots in a score.
         """
         lines = map(json.loads, scores_of(self._folder).read_text().splitlines())
         probes = {

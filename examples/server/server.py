@@ -68,7 +68,7 @@ class Scorer:
         loaded = tf.saved_model.load(str(path))
         spec = tf.TensorSpec([None, 1], tf.int64)
 
-        # In one function: the watermark is then that of the rows that the model reads.
+        # In one function: the watermark then belongs to the rows that the model reads.
         @tf.function(input_signature=[spec, spec])
         def score(users: Any, items: Any) -> Any:
             return loaded.serve([users, items]), loaded.watermark()
@@ -168,7 +168,7 @@ class Batches:
         try:
             # In a thread, so that requests arrive meanwhile.
             scores, watermark = await asyncio.to_thread(self._score, users, items)
-        except Exception as error:  # of the model, such as a damaged file: that of every request
+        except Exception as error:  # of the model, such as a damaged file: every request gets it
             for each in batch:
                 each.answer.set_exception(error)
             return
