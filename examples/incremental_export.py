@@ -143,7 +143,7 @@ class Publisher:
             Publication(
                 id=watermark.id,
                 step=self.step,
-                # The time of the rename, by the file system's clock, which may lag by some ms.
+                # The time of the rename, by the file system's clock, which can lag by some ms.
                 time=snapshot.stat().st_ctime,
                 seconds=seconds,
                 bytes=bytes_of(snapshot),
@@ -352,7 +352,7 @@ def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--ratings", type=Path, help="file with lines of user, movie, rating, time")
     add("--steps", type=int, default=200, help="training steps between two publications")
-    # All ratings of a batch may be from one user; their gradients then add up in one row.
+    # All ratings of a batch can be from one user; their gradients then add up in one row.
     add("--batch-size", type=int, default=16, help="ratings per training step")
     add("--learning-rate", type=float, default=0.05, help="learning rate of SGD")
     add("--l2", type=float, default=0.05, help="L2 regularization of the vectors")

@@ -200,7 +200,7 @@ def row_gradient(keys: tf.Tensor, sums: tf.Tensor, rows: tf.Tensor) -> tf.Indexe
 
 
 def rows_of_gradient(grad: tf.IndexedSlices) -> tf.Tensor | None:
-    """Returns the row ids of a gradient's keys; None if they were lost, and keys may repeat."""
+    """Returns the row ids of a gradient's keys; None if they were lost, and keys can repeat."""
     return getattr(grad.indices, "_dynemb_rows", None)
 
 

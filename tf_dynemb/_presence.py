@@ -21,7 +21,7 @@ import warnings
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _FILE_URL = re.compile(r"file:(?://(?:localhost)?)?(/(?!/).*)", re.IGNORECASE | re.DOTALL)
 
-# Of linux/fcntl.h and linux/fs.h.
+# From linux/fcntl.h and linux/fs.h.
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 

@@ -60,7 +60,7 @@ def register() -> None:
 class _Watch:
     """A finder that delegates to the others, and acts once the modules of `AWAITED` are loaded.
 
-    Each of the two imports the other while it loads, and a module of this package may be the first
+    Each of the two imports the other while it loads, and a module of this package can be the first
     to import them. So only the end of the outermost load counts.
     """
 

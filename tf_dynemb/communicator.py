@@ -38,7 +38,7 @@ INSTALL = (
 
 
 class Communicator(abc.ABC):
-    """A group of ranks. Tensors may be symbolic: operations work in a `tf.function`.
+    """A group of ranks. Tensors can be symbolic: operations work in a `tf.function`.
 
     Attributes:
         rank: the number of this process, from 0.
@@ -81,7 +81,7 @@ class Communicator(abc.ABC):
 
     @abc.abstractmethod
     def allgather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
-        """Concatenates the tensors of all ranks along the first dimension, which may differ."""
+        """Concatenates the tensors of all ranks along the first dimension, which can differ."""
 
     @abc.abstractmethod
     def broadcast(self, tensor: tf.Tensor, root: int, name: str) -> tf.Tensor:
@@ -131,7 +131,7 @@ class _Horovod(Communicator):
     """The ranks that horovodrun has started."""
 
     def __init__(self, horovod: types.ModuleType) -> None:
-        # Otherwise TensorFlow may run an operation only once, or merge two operations.
+        # Otherwise TensorFlow can run an operation only once, or merge two operations.
         alltoall = op_def_registry.get("HorovodAlltoall")
         if alltoall is not None and not alltoall.is_stateful:
             raise RuntimeError(f"This Horovod was built from other sources. {INSTALL}")

@@ -94,7 +94,7 @@ BUDGETS = {
     "BringCopies<Rmsprop<true, true>>": Use(80, stack=16),
 }
 
-# Of sums that step rows (kernels_apply_pooled.h), by the formula.
+# The use of sums that step rows (kernels_apply_pooled.h), by the formula.
 _STEPPED = {
     "Adadelta": Use(122),
     "Adagrad": Use(108),

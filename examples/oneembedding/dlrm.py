@@ -6,8 +6,8 @@
     horovodrun -np 8 python examples/oneembedding/dlrm.py --data_dir ... --persistent_path ...
 
 The flags and the model come from RecommenderSystems/dlrm in OneFlow's models. Flags that only
-choose kernels of OneFlow (fused MLP, padding for tensor cores, loss scaling) are not there. What
-other ranks and another store change is in docs/migrating_from_oneembedding.md.
+choose kernels of OneFlow (fused MLP, padding for tensor cores, loss scaling) are not there. The
+effects of other ranks and another store are in docs/migrating_from_oneembedding.md.
 """
 
 from __future__ import annotations

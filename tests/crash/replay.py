@@ -113,7 +113,8 @@ class Inode:
         self.version = 0
         self.bytes = b""
         self.entries: dict[str, Inode] = {}
-        # Of a directory: what is in it is not looked at. Of a file: all of its names are in those.
+        # A directory is ignored if its contents are not checked; a file, if all of its names are in
+        # ignored directories.
         self.is_ignored = not is_directory
 
 
@@ -137,8 +138,8 @@ class Op:
         return self.in_ignored if self.file is None else self.file.is_ignored
 
 
-# What a crash keeps of an operation on bytes: None for all, otherwise the sectors of the file, and
-# whether the file has the size. An operation on names has None.
+# The effect of an operation on bytes that a crash keeps: None for all of it, otherwise the kept
+# sectors of the file, and whether the file has the new size. An operation on names has None.
 Kept = tuple[frozenset[int], bool] | None
 Choice = dict[Op, Kept]
 

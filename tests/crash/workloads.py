@@ -1,11 +1,11 @@
-"""What tables do while they are recorded: python workloads.py FOLDER NAME...
+"""The work of tables that is recorded: python workloads.py FOLDER NAME...
 
-Run by test_crash_model.py with the recorder preloaded. Of each workload, FOLDER/NAME then has
+Run by test_crash_model.py with the recorder preloaded. FOLDER/NAME then has, for each workload,
 `files`, the folder that was recorded, `trace`, and the rows that are expected. A workload is a
 sequence of stages; each is a process, so that stages can be killed.
 
 To add a workload, write its stages here, and name it in test_crash_model.py. Every `log.publish`
-must leave other rows than those before it, so that the rows say which one a state has.
+must leave other rows than the publication before it, so that the rows say which one a state has.
 """
 
 from __future__ import annotations

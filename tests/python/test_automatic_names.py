@@ -58,7 +58,7 @@ def test_one_of_two_on_disk(tmp_path):
 
 
 def test_tables_that_cannot_be_swapped(tmp_path, quiet):
-    # Of other forms, alone, with names, or with names for this call.
+    # Tables of different forms, one table alone, tables with names, or with names for this call.
     de.dump(tmp_path / "forms", [de.DynamicVariable(2), de.DynamicVariable(3)])
     de.dump(tmp_path / "one", de.DynamicVariable(2))
     de.dump(tmp_path / "named", [make("a"), make("b"), de.DynamicVariable(2)])

@@ -269,7 +269,7 @@ def test_remains_of_dumps(capsys, path):
     found = audit(capsys, 1, path, table="user")[1]
     assert {each["what"] for each in found["copies"]} == {"row", "remains"}
     assert [each["path"] for each in found["not_examined"]] == [str(left)]
-    # What others have there stays.
+    # Files and folders of others stay.
     others = [path / ".tmp-0123", path.parent / left.name, path / f".tmp-{'abcd' * 8}"]
     for other in others:
         other.mkdir()

@@ -74,7 +74,7 @@ def recorded(recorder, tmp_path_factory):
     """All workloads, by name."""
     folder = tmp_path_factory.mktemp("recorded")
     run_recorded(recorder, [HERE.parent / "crash" / "workloads.py", folder, *workloads.WORKLOADS])
-    # What exists now stays: collections are for the tables of a state.
+    # Objects that exist now stay: collections are for the tables of a state.
     gc.collect()
     gc.freeze()
     yield {name: Recording.read(folder / name) for name in workloads.WORKLOADS}
@@ -191,7 +191,8 @@ def made(kind, path="", other="", inode=0, offset=0, data=b"", error=0):
 
 
 def left(trace, model):
-    """What crashes leave, during a trace and after it: two sets of tuples of (path, content)."""
+    """The remains of crashes, during a trace and after it: two sets of tuples of (path,
+    content)."""
     during, after = set(), set()
     marked = [*trace, made(Kind.MARK, "{}")]
     for crash in replay.crashes(marked, model, lambda path: False, 100, 0, lambda mark: "after"):
@@ -426,7 +427,7 @@ def test_a_fault_of_dumps_is_found(recorded, tmp_path, fault):
 
 
 def test_the_ordered_model_finds_faults(recorded, tmp_path):
-    """What ext4 does not make good: contents, and the order of calls."""
+    """Faults that ext4 does not make good: in contents, and in the order of calls."""
     for fault in ("files of rows", "the index", "the manifest", "the order of removal"):
         trace = FAULTS[fault](recorded["life"].trace)
         at = tmp_path / fault

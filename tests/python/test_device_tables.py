@@ -384,7 +384,7 @@ def test_gpu_kernels_declare_their_arguments_in_host_memory():
     assert on_tables - found.keys() == {
         "DynembSnapshot",
         "DynembSwapRows",
-        # Of served tables, which are in host memory.
+        # Operators of served tables, which are in host memory.
         "DynembOpenServedTable",
         "DynembApplySnapshots",
         "DynembServedState",

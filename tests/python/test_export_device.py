@@ -1,4 +1,4 @@
-"""Exports of models whose tables are in GPU memory: of a simulated device, except for names."""
+"""Exports of models whose tables are in GPU memory: on a simulated device, except for names."""
 
 import keras
 import numpy as np

@@ -102,7 +102,7 @@ def test_rows_are_those_of_a_dense_variable(tmp_path):
 
 @pytest.mark.parametrize("learning_rate", [0.01, SCHEDULE], ids=["constant", "schedule"])
 def test_dumps_and_deltas(tmp_path, learning_rate):
-    """Of a table in files: loaded, followed, and read without TensorFlow."""
+    """A table in files is dumped; its dumps are loaded, followed, and read without TensorFlow."""
     pair = pair_of(tmp_path / "files", learning_rate=learning_rate)
     followers = [
         in_files(tmp_path / "follower", DIM, 100, 3, name="t"),

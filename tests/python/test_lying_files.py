@@ -30,7 +30,7 @@ ERRORS = (ValueError, OSError, tf.errors.DataLossError, tf.errors.InvalidArgumen
 NUMBERS = [0, 1, -1, 2, 3, 127, 128, 2**31, 2**32 - 1, 2**32, 2**40, 2**48, 2**61, 2**62, 2**63]
 OTHERS = [2**64 - 1, 2**64, 1e308, 0.5, "", "x", "../x", "MANIFEST.json", None, [], {}, True, [[]]]
 
-# What no reader can know: other salts, seeds and rows without keys are as good as these.
+# No reader can know these: other salts, seeds and rows without keys are as good.
 CONTENT = {"index_salt", "seed", "args", "kinds", "padding_id", "default_vector", "string_hash"}
 
 

@@ -299,7 +299,7 @@ def test_options_written_by_hand():
 
 
 def test_a_rank_has_room_for_its_share():
-    """None of many draws exceeds the room, which is far less than the whole capacity."""
+    """No draw of many exceeds the room, which is far less than the whole capacity."""
     rng = np.random.default_rng(1)
     for ranks in (2, 8):
         for capacity in (1, 10, 1000, 10**6):

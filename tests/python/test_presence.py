@@ -66,7 +66,7 @@ def test_no_answer(tmp_path, fail, number):
 
 @pytest.mark.parametrize("number", ERRORS)
 class TestNoAnswer:
-    """What callers do if the file system does not answer."""
+    """The behavior of callers if the file system does not answer."""
 
     def test_a_chain(self, tmp_path, fail, number):
         directory = publish(tmp_path).directory

@@ -145,7 +145,7 @@ THROUGH_TENSORFLOW = {
 
 @pytest.mark.slow
 def test_damage_through_the_loader_of_tensorflow(exported, tmp_path):
-    """Whatever it makes of a file that it reads first, no answer comes out."""
+    """No answer comes out, even if TensorFlow reads a damaged file without an error."""
     model, path = exported
     answer = f"ANSWER {model.predict(IDS, verbose=0).tobytes().hex()}"
     rng, copies = np.random.default_rng(3), {}

@@ -308,7 +308,7 @@ class TestPrebuiltWheel:
     """The operators of a wheel in dist/ spare the compiler if they come from the same sources."""
 
     def offered(self, checkout, **environment):
-        """What bazel/library.py says of the wheels in dist/."""
+        """The output of bazel/library.py about the wheels in dist/."""
         python = [sys.executable, "-B", "bazel/library.py", "prebuilt"]
         done = run(python, checkout, **environment)
         assert done.returncode == 0, done.stderr

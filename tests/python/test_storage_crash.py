@@ -74,7 +74,7 @@ def test_crash_before_each_step(tmp_path, kind, step):
         follower = helpers.publish(path, "delta", found[-1][0].id, seed=3)
         assert helpers.chain_content(path) == [*found, helpers.content(follower)]
         assert helpers.unpublished(path) == []
-        # What a base has superseded, and could not remove, stays until the next base.
+        # Snapshots that a base has superseded, and could not remove, stay until the next base.
         assert kind == "base" or len(directories(path)) == len(found) + 1
         helpers.publish(path, "base", None, seed=4)
         assert len(directories(path)) == 1

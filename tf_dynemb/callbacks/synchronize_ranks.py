@@ -133,7 +133,7 @@ class SynchronizeRanks(keras.callbacks.Callback):  # type: ignore[misc]
         self._end_training_of_epoch()
         logs = {} if logs is None else logs
         trained = self._trained or {}
-        # A model with its own logs may have none, or only some, of the metrics in them.
+        # A model with its own logs can lack some or all of the metrics in them.
         known = trained if trained.keys() <= logs.keys() else {}
         replace_logs(logs, known | self._validated)
         comm = communicator.get()

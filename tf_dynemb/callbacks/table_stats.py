@@ -41,7 +41,7 @@ class TableStats(keras.callbacks.Callback):  # type: ignore[misc]
     - `inserts`, `evictions`, `erased`, `expired`, `refused`, `unadmitted`, `promotions`,
       `dropped_gradients`, `nonfinite_gradients`: as in `DynamicVariable.stats`, since the last
       epoch.
-    - Of tables with `file_path` only: `file_rows` and `file_bytes` at the end of the epoch;
+    - Only for tables with `file_path`: `file_rows` and `file_bytes` at the end of the epoch;
       `memory_hit_rate`, the share of the hits whose row was in memory; and `file_hits`,
       `file_hits_ahead`, `file_rows_written`, `file_rows_compacted`, `file_bytes_read`,
       `file_bytes_written`, `file_reads`, `file_writes`, `file_errors`, as in

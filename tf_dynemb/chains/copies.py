@@ -286,7 +286,7 @@ def _has_keys(file: pathlib.Path) -> bool:
 
 
 def _in_raw_keys(file: pathlib.Path, bits: npt.NDArray[np.uint64]) -> int:
-    """Returns the number of keys in a file of keys whose header may be missing."""
+    """Returns the number of keys in a file of keys whose header can be missing."""
     with file.open("rb") as opened:
         header = opened.read(npy.HEADER_BYTES)
     data = np.fromfile(file, np.uint8, offset=min(len(header), npy.HEADER_BYTES))

@@ -1,6 +1,6 @@
 """Removing the rows of keys from snapshots on disk, whose ids and places in chains stay.
 
-No file is changed: hard links may share it, and processes have it mapped. A shard with such keys is
+No file is changed: hard links can share it, and processes have it mapped. A shard with such keys is
 rewritten, in files of other names in the directory of its snapshot. Then a new MANIFEST.json takes
 the place of the old one by a rename, and the old files are removed. A process that is killed leaves
 the snapshot as before or as after it, and perhaps files that no manifest has, which the next call

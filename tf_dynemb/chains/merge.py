@@ -63,7 +63,7 @@ def merge(
 
 
 def rollback(path: str | os.PathLike[str], id_: str) -> Snapshot:
-    """Publishes the state of a snapshot at `path`, which may be superseded, as the newest base.
+    """Publishes the state of a snapshot at `path`, which can be superseded, as the newest base.
 
     Readers that follow the path take it, as the latest state of their tables. All snapshots stay:
     `prune` removes those that are superseded.

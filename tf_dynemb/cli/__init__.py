@@ -98,7 +98,7 @@ class _Positional(str):
 
 
 class _CommandParser(argparse.ArgumentParser):
-    """A parser of a command, whose options may be anywhere between its positional arguments.
+    """A parser of a command, whose options can be anywhere between its positional arguments.
 
     argparse gives optional positional arguments nothing if they come after an option.
     """

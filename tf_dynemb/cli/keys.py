@@ -43,7 +43,7 @@ def of(options: argparse.Namespace, given: list[str] | None) -> list[bytes]:
 
 def _lines(file: pathlib.Path) -> list[bytes]:
     content = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
-    # Not `splitlines`, which also splits at characters that a string may have.
+    # Not `splitlines`, which also splits at characters that a string can have.
     lines = [line.removesuffix(b"\r") for line in content.split(b"\n")]
     return [line for line in lines if line]
 

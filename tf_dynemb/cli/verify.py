@@ -166,7 +166,7 @@ class _Keys:
         self._column = column
         self._path = snapshot.directory / shard.files[column].file
         self._keys: Keys = np.asarray(snapshot.column(entry.name, column, shard.rank))
-        # Not the snapshot's index, which may be wrong.
+        # Not the snapshot's index, which can be wrong.
         self._index, self._salt = key_index.build(self._keys)
 
     def index_problems(self) -> Iterator[Problem]:

@@ -22,7 +22,7 @@ from tf_dynemb.variables.keras_weight import TableWeight
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-# The number of rows of `weights` that are inserted at once: `weights` may be larger than the memory
+# The number of rows of `weights` that are inserted at once: `weights` can be larger than the memory
 # of a table with rows in files.
 _ROWS_AT_A_TIME = 1 << 16
 

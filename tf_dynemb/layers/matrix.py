@@ -16,7 +16,7 @@ from tf_dynemb.tables import content
 from tf_dynemb.tables.cut import from_bits
 from tf_dynemb.variables.dynamic import DynamicVariable
 
-# A matrix may have this many times the rows of the table, and these more.
+# A matrix can have this many times the rows of the table, and these more.
 _MATRIX_FACTOR, _MATRIX_ROWS = 2, 1000
 
 

@@ -54,9 +54,9 @@ def lookup_sparse(
 
     Args:
         params: a table, or a list of tables: `DynamicVariable`, `Variable`, `tf.Variable` [rows,
-            dim] or Keras variables of these, in any mix of widths and types. A table may be in the
+            dim] or Keras variables of these, in any mix of widths and types. A table can be in the
             list several times.
-        sp_ids: for each table, a SparseTensor of rank 2 (indices in any order; rows may be empty),
+        sp_ids: for each table, a SparseTensor of rank 2 (indices in any order; rows can be empty),
             a RaggedTensor of two dimensions, or a dense tensor [B, H] or [B], of integers. Ids of a
             type other than the table's key type are cast if the cast cannot lose anything. Instead
             of all of these, the `ahead` that `prefetch_lookup` yields is accepted.
@@ -285,7 +285,7 @@ def _lookup_prefetched(
         )
     if sp_weights is not None:
         raise ValueError("sp_weights must be passed to prefetch_lookup, which looked up the ids.")
-    # What was read ahead of keys without a row is what an insertion would give them.
+    # For keys without a row, the vectors read ahead are the vectors that an insertion would create.
     has_default = not insert and any(_has_default(table) for table in tables)
     if has_default or not prefetch.reads_ahead(tables):
         return lookup_bags(tables, features, combiners, insert)

@@ -3,7 +3,7 @@
 On several ranks, keys and vectors are exchanged ahead. In one process, rows in files are read ahead
 (docs/file_tier.md); the table does not change, and the lookup is an ordinary one.
 
-**On several ranks.** The step that runs meanwhile may change rows that were read ahead. When a
+**On several ranks.** The step that runs meanwhile can change rows that were read ahead. When a
 batch is used, the owners of its rows therefore check which rows have been updated, removed or
 replaced since they were read, and send only those again. A prefetched lookup thus gives the same
 result as a lookup at that time; no vector is ever older than the last step. Prefetching saves the
@@ -83,8 +83,8 @@ def prefetch_lookup(
     """Iterates over a dataset, and looks up the ids of each batch while the one before is in use.
 
     On several ranks it is collective: every rank iterates over the same number of batches. Nothing
-    is read ahead if a table has `admission`, because the batch in use may change what unknown keys
-    read as.
+    is read ahead if a table has `admission`, because the batch in use can change the vectors of
+    unknown keys.
 
     In one process, the rows of tables with `file_path` are read from their files ahead, into memory
     besides `max_dram_for_vectors`: the rows of three batches. Other tables need not wait.
@@ -105,7 +105,7 @@ def prefetch_lookup(
 
     Yields:
         (batch, ahead): `ahead` replaces `sp_ids` in one call of `lookup_sparse` with the same
-        `params`. The call may be inside a `tf.function` that has `ahead` as an argument.
+        `params`. The call can be inside a `tf.function` that has `ahead` as an argument.
 
     Raises:
         ValueError, TypeError: the ids or weights of a batch are invalid, as in `lookup_sparse`;
@@ -154,7 +154,7 @@ class _Task(threading.Thread):
     """A call in its own thread, which the process does not wait for when it exits.
 
     It is not run by an executor, because a process waits for an executor's threads when it exits,
-    and this thread may be in an exchange with ranks that have failed.
+    and this thread can be in an exchange with ranks that have failed.
     """
 
     def __init__(self, function: Callable[[], Any]) -> None:
@@ -339,7 +339,7 @@ def finish(
 
 
 class _Changed(NamedTuple):
-    """What this rank has of one table for the ranks that read its rows ahead.
+    """The data that this rank has for the ranks that read a table's rows ahead.
 
     Attributes:
         rows: the row ids of all keys that this rank is asked for; [0] for a static table.

@@ -104,7 +104,7 @@ class Embedding(multi_table_embedding.MultiTableEmbedding):
         capacity = None if "max_capacity" in table_options else store.capacity
         self._capacity = capacity and capacity_share(capacity, ranks.size)
         self._evicts = table_options.get("evict_strategy", "none") != "none"
-        # As text: Keras would wrap a dict, and a user may change the dicts that were passed.
+        # As text: Keras would wrap a dict, and a user can change the dicts that were passed.
         self._arguments = json.dumps(
             {
                 "name": name,
@@ -160,7 +160,7 @@ class Embedding(multi_table_embedding.MultiTableEmbedding):
         return super().call(ids, None, training)
 
     def forward(self, ids: TensorLike, table_ids: TensorLike | None = None) -> tf.Tensor:
-        """Same as calling the layer; ids may be a list, too."""
+        """Same as calling the layer; ids can be a list, too."""
         if isinstance(ids, (list, tuple)):
             ids = tf.convert_to_tensor(ids, self.key_type)
         if isinstance(table_ids, (list, tuple)):

@@ -127,7 +127,7 @@ class RowsOptimizer:
             owner: the owner of the state; see `DynamicVariable.attach_state`.
         """
         name, widths, inits = self.state_spec
-        # Both operators check the owner: another thread may attach another wrapper between them.
+        # Both operators check the owner: another thread can attach another wrapper between them.
         spec = {"optimizer": name, "widths": list(widths), "inits": list(inits), "owner": owner}
         values, state, found = _ops.library().dynemb_read_rows(grad.table.handle, grad.keys, **spec)
         keys, sums, values, state = (
@@ -183,7 +183,7 @@ class RowsOptimizer:
 def _build(
     template: keras.optimizers.Optimizer, table: DynamicVariable, rows: int
 ) -> tuple[keras.optimizers.Optimizer, keras.Variable]:
-    """Builds the optimizer for a dense variable [rows, dim] whose number of rows may change."""
+    """Builds the optimizer for a dense variable [rows, dim] whose number of rows can change."""
     optimizer = fresh_copy(template)
     start = np.arange(1, rows * table.dimension + 1, dtype=np.float32) / 7
     vectors = keras.Variable(
@@ -199,7 +199,7 @@ def _build(
 
 
 def _growable(variable: tf.Variable) -> tf.Variable:
-    """Returns a variable with the same value whose first dimension may change."""
+    """Returns a variable with the same value whose first dimension can change."""
     return tf.Variable(variable, shape=[None, *variable.shape[1:]], trainable=False)
 
 

@@ -44,7 +44,7 @@ class NativeForm:
 def native_form(optimizer: keras.optimizers.Optimizer, catch_up: bool = False) -> NativeForm | None:
     """Returns the operators' form of a Keras optimizer; None if they do not implement its class.
 
-    Subclasses get None, because they may compute something different.
+    Subclasses get None, because they can compute something different.
 
     Args:
         optimizer: a Keras optimizer.

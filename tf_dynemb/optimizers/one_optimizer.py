@@ -31,7 +31,7 @@ _STATE_WITHOUT_STEPS = (
 
 
 class OneOptimizer:
-    """Steps with one Keras optimizer, which may be in a LossScaleOptimizer.
+    """Steps with one Keras optimizer, which can be in a LossScaleOptimizer.
 
     `Parts` has the same methods, for several optimizers. Keras searches the attributes of an
     optimizer for variables and optimizers to track and to save. It does not search inside this
@@ -57,9 +57,9 @@ class OneOptimizer:
         self._template = fresh_copy(core) if self._form is None else None
         self.variables: list[Any] = []
         self._attached: set[DynamicVariable] = set()
-        # Those with restored state that this optimizer has not stepped yet.
+        # The tables with restored state that this optimizer has not stepped yet.
         self._continued: list[DynamicVariable] = []
-        # For tables that Keras's own code steps.
+        # The optimizers of tables that Keras's own code steps.
         self._rows: dict[DynamicVariable, RowsOptimizer] = {}
         # With gradient_accumulation_steps.
         self._accumulators: dict[DynamicVariable, Accumulator] = {}
@@ -276,7 +276,7 @@ class OneOptimizer:
         return table not in self._without_weight_decay
 
     def exclude_from_weight_decay(self, variables: Sequence[Any], names: Any) -> None:
-        """Same as in Keras; `variables` may contain tables."""
+        """Same as in Keras; `variables` can contain tables."""
         tables, dense = pairs.split(variables)
         self._core.exclude_from_weight_decay(dense, names)
         self._without_weight_decay = set(tables)

@@ -84,7 +84,7 @@ class Parts:
         return bool(self._part_of(table).decays(table))
 
     def exclude_from_weight_decay(self, variables: Sequence[Any], names: Any) -> None:
-        """Same as in Keras, for each part; `variables` may contain tables."""
+        """Same as in Keras, for each part; `variables` can contain tables."""
         numbers_of = dict(self._divided(variables))
         for part in self._parts.values():
             excluded = [variables[i] for i in numbers_of.get(part, [])]
@@ -108,7 +108,7 @@ class Parts:
     def _part_of(self, variable: Any) -> Any:
         """Returns the wrapper that steps a variable: always the one that was chosen first.
 
-        The map may be a function that creates an optimizer in each call.
+        The map can be a function that creates an optimizer in each call.
         """
         held = unwrap(variable)
         if id(held) not in self._chosen:

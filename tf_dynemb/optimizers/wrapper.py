@@ -213,7 +213,7 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
         return self._stepper.decays(table)
 
     def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
-        """Same as in Keras; `var_list` may contain tables. Must be called before the first step."""
+        """Same as in Keras; `var_list` can contain tables. Must be called before the first step."""
         if self.built:
             raise ValueError(
                 "exclude_from_weight_decay() must be called before the optimizer is built."

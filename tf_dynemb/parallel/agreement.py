@@ -7,7 +7,7 @@ and a value that they need:
 
     ranks = Ranks("dump")
     with ranks.stage() as stage:
-        ...                        # work that may fail
+        ...                        # work that can fail
         stage.say({"tick": 7})
     ticks = [said["tick"] for said in stage.said]
 

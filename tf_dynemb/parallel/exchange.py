@@ -47,11 +47,11 @@ BY_MODULO = -2
 
 
 class SpreadOptions(Protocol):
-    """What this room needs of `TableOptions`."""
+    """The members of `TableOptions` that this room needs."""
 
     @property
     def admission(self) -> object | None:
-        """Which keys get a row; None: all."""
+        """The choice of the keys that get a row; None: all do."""
 
     @property
     def counts_keys(self) -> bool:
@@ -59,7 +59,7 @@ class SpreadOptions(Protocol):
 
 
 class SpreadTable(Placed, Protocol):
-    """What this room needs of a DynamicVariable."""
+    """The members of a DynamicVariable that this room needs."""
 
     @property
     def mode(self) -> str | None:

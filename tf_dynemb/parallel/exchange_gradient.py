@@ -248,7 +248,7 @@ def _sum_per_key(
     rows: Sequence[tf.Tensor],
     values: Sequence[tf.Tensor],
 ) -> tuple[list[tf.Tensor], ...]:
-    """Adds up the values of equal keys in their order; `rows` of static tables may be missing."""
+    """Adds up the values of equal keys in their order; `rows` of static tables can be missing."""
     rows = [
         table_rows if table_rows.shape[0] != 0 else tf.zeros(tf.shape(table_keys), tf.uint32)
         for table_rows, table_keys in zip(rows, keys, strict=True)

@@ -37,7 +37,7 @@ class Placement:
 
 
 class Placed(Protocol):
-    """What this module needs of a DynamicVariable."""
+    """The members of a DynamicVariable that this module needs."""
 
     @property
     def handle(self) -> tf.Tensor:

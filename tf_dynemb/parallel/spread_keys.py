@@ -1,6 +1,6 @@
 """Operations of a DynamicVariable on given keys, when it is spread over ranks.
 
-Each rank may pass any keys, whether or not other ranks pass them too. The owner of a key performs
+Each rank can pass any keys, whether or not other ranks pass them too. The owner of a key performs
 the operation. All functions are collective.
 """
 

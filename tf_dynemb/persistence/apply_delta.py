@@ -162,7 +162,7 @@ def _unchanged_until(tick: int, table: DynamicVariable) -> int:
     try:
         with Cut([table], [tick], with_deleted=True) as cut:
             info = cut.info(0)
-            # A delta may also have rows that were not updated (docs/catch_up.md).
+            # A delta can also have rows that were not updated (docs/catch_up.md).
             updates = (rows.updates + np.int64(info.base) for _, rows in cut.blocks())
             unchanged = not len(info.deleted) and all(
                 (block_updates <= tick).all() for block_updates in updates

@@ -43,7 +43,7 @@ def dump(
     the rows of it, of a dump, a checkpoint or a flush (also of another process), or became those
     later. Otherwise this raises, so that rows of other tables are not replaced by mistake.
 
-    - Training may continue in other threads meanwhile. Its changes after that moment are not in the
+    - Training can continue in other threads meanwhile. Its changes after that moment are not in the
       dump. Another dump or checkpoint of the same table waits until this one has ended.
     - The dump becomes visible when it is complete and synced to disk, or not at all. Until then,
       the contents of `path` remain.
@@ -107,7 +107,7 @@ def incremental_dump(
 
     With a watermark or None as `since`, the delta contains exactly the changes after that snapshot,
     even while training continues in other threads: none is missed, and none is repeated. (After an
-    `apply_delta` to a table that was also trained, the next delta may repeat the applied changes.)
+    `apply_delta` to a table that was also trained, the next delta can repeat the applied changes.)
     As with `dump`, the delta appears as a whole or not at all, and with several ranks all of them
     call this. If nothing has changed since the last snapshot at `path`, no delta is written.
 

@@ -68,7 +68,7 @@ def load(
             warning, and the rows start with fresh state. If None, the rows also start with fresh
             state; a warning says so if the dump has the state of the optimizer that trains the
             tables, or that a model in `variables` is compiled with.
-        cast: whether vectors may have another dtype on disk; they are rounded to nearest.
+        cast: whether vectors can have another dtype on disk; they are rounded to nearest.
         until: the snapshot to load, if it is not the last one: a watermark that `dump` or
             `incremental_dump` returned; or an aware datetime, for the last one that was published
             and is not of a later time. Superseded bases are there if `dump` was told to `keep`

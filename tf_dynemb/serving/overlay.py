@@ -47,7 +47,7 @@ class Overlay:
         deleted: Keys,
         decays: npt.NDArray[np.float64] | None = None,
     ) -> Overlay:
-        """Indexes the keys of `rows` and the deleted keys; no key may be in both."""
+        """Indexes the keys of `rows` and the deleted keys; no key can be in both."""
         both = np.concatenate([keys, deleted])
         return cls(both, rows, *key_index.build(both), decays)
 

@@ -59,7 +59,7 @@ class Reader:
 
     The base is mapped, not read: opening takes the same time for a base of any size, and processes
     that open the same files share the memory. The changes of deltas are kept in memory. Any number
-    of threads may look up keys while one thread follows; each lookup sees all tables as of one
+    of threads can look up keys while one thread follows; each lookup sees all tables as of one
     snapshot.
 
     After a fork, a reader works in parent and child, also if another thread was following, and each
@@ -98,7 +98,7 @@ class Reader:
         self._verify = verify
         # Held while the next state is created; lookups do not lock.
         self._following = threading.Lock()
-        # Replaced as a whole: a process may be forked between any two statements.
+        # Replaced as a whole: a process can be forked between any two statements.
         self._held = _Held()
         _readers.add(self)
         try:
@@ -293,7 +293,7 @@ class Reader:
         try:
             if not done:
                 first = Snapshot(directories[0])
-                # The directory may have another name.
+                # The directory can have another name.
                 if len(directories) == 1 and first.manifest.id in lineage:
                     return 0, None
                 if first.manifest.kind == "base":

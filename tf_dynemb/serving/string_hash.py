@@ -147,7 +147,7 @@ def _hash_of_33_to_64(reader: _Reader) -> Words:
 
 
 def _hash_of_65_and_more(reader: _Reader) -> Words:
-    """Blocks of 64 bytes, and then the last 64 bytes again, which may overlap the block before."""
+    """Blocks of 64 bytes, and then the last 64 bytes again, which can overlap the block before."""
     blocks = (reader.lengths - 1) // 64
     last_bytes = ((reader.lengths - 1) & 63).astype(np.uint64)
     seed = np.full(len(blocks), 81, np.uint64)

@@ -1,6 +1,6 @@
 """The state of one table: shards of a base, mapped, and levels of changes over them.
 
-Objects of this module do not change after they are created, so that any thread may read while
+Objects of this module do not change after they are created, so that any thread can read while
 another creates the next state.
 """
 

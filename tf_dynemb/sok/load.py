@@ -67,6 +67,6 @@ def load_sok_dump(
 
 
 def _file_name(directory: str, name: str) -> str:
-    """Returns the prefix of a table's file names; SOK's name may end with TensorFlow's ":0"."""
+    """Returns the prefix of a table's file names; SOK's name can end with TensorFlow's ":0"."""
     with_output = file_name_of(name + ":0")
     return with_output if exists(f"{directory}/{with_output}-key") else file_name_of(name)

@@ -1,6 +1,6 @@
 """Snapshots of tables on disk, as defined in docs/file_format.md: numpy only, no TensorFlow.
 
-`Publication` writes a snapshot; other processes may each write a `Part` of it. `Chain` and
+`Publication` writes a snapshot; other processes can each write a `Part` of it. `Chain` and
 `Snapshot` read.
 
 May import: `_presence`, `_version`.

@@ -93,7 +93,7 @@ def since_last_base(names: list[Name]) -> list[Name]:
 
 
 class Snapshot:
-    """A published snapshot, read-only; threads may share one.
+    """A published snapshot, read-only; threads can share one.
 
     Attributes:
         directory: its directory.
@@ -269,7 +269,7 @@ class Chain:
     def open(path: str | os.PathLike[str]) -> Chain:
         """Opens the chain at a path, or the one snapshot whose directory is given.
 
-        The files of the chain are not opened yet, and a new base may remove them; `load` handles
+        The files of the chain are not opened yet, and a new base can remove them; `load` handles
         this.
 
         Raises:

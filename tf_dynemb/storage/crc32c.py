@@ -76,7 +76,7 @@ def blocks(data: Bytes, initial: int, room: int, block_bytes: int) -> list[int]:
         data: uint8 [n].
         initial: the checksum of the bytes of the first block that came before `data`.
         room: the maximum number of bytes of `data` that belong to that first block.
-        block_bytes: the size of each further block; the last one may be shorter.
+        block_bytes: the size of each further block; the last one can be shorter.
 
     Returns:
         The checksum of the first block so far (`initial` if `data` is empty), and the checksum of

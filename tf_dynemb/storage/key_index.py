@@ -3,7 +3,7 @@
 `index[s]` is 0, or 1 + a position in keys. A key is in the first slot at or after its home, in
 cyclic order, that does not contain another key: every slot from its home to its own is occupied.
 Homes depend on a salted hash, because ids may have been sharded by the same hash, and an attacker
-may choose keys. If probes pass too many slots with one salt, another is used (cc/io/key_index.h).
+can choose keys. If probes pass too many slots with one salt, another is used (cc/io/key_index.h).
 Keys are processed in chunks of `_CHUNK`, so that intermediate results stay in the cache, and only
 accesses to the index and the keys miss it.
 """

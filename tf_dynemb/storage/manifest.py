@@ -81,11 +81,11 @@ class ColumnFile:
 class Shard:
     """The rows of a table that one rank wrote; `files` maps columns to files.
 
-    `expiry_marks` may be missing in the file. If rows expire, it has the tick up to which they have
+    `expiry_marks` can be missing in the file. If rows expire, it has the tick up to which they have
     expired, and then pairs of a tick and the time of its use (docs/file_format.md).
     `admission_lines` lines of admission counters, from number `first_admission_line` on, are in the
     column `admission`. `steps` is the record of the steps of an optimizer with `catch_up`, which
-    rows lack that a delta does not have (`steps.py`). These three members may be missing in the
+    rows lack that a delta does not have (`steps.py`). These three members can be missing in the
     file.
     """
 
@@ -137,7 +137,7 @@ class InitializerEntry:
 class TableEntry:
     """The entry of a table.
 
-    `state` is None if no state was written. `default_vector` and the members after it may be
+    `state` is None if no state was written. `default_vector` and the members after it can be
     missing in the file. `admission_lines` is the number of lines of admission counters of all
     shards; None if the table counts no keys. `history` is an id that all states of one table have,
     over dumps, loads and restarts; None: unknown.
@@ -187,7 +187,7 @@ class TableEntry:
 
     @property
     def steps(self) -> tuple[float, ...]:
-        """The record of steps: all ranks take the same ones, but may count from other numbers."""
+        """The record of steps: all ranks take the same ones, but can count from other numbers."""
         return max((shard.steps for shard in self.shards if shard.steps), default=())
 
     @property
@@ -363,7 +363,7 @@ def _manifest(members: Fields, version: int) -> Manifest:
 
 
 def _ids(members: Fields, name: str, base: bool) -> tuple[str, ...]:
-    """Reads ids of other snapshots, which may be missing."""
+    """Reads ids of other snapshots, which can be missing."""
     ids = members.members.get(name, [])
     plain = isinstance(ids, list) and all(isinstance(i, str) and _ID.fullmatch(i) for i in ids)
     members.require(plain, name, f"must be a list of ids, got {ids!r:.80}")

@@ -41,7 +41,7 @@ class Publication(Part):
             keys.append(...)
             publication.publish(...)
 
-    Other processes may write parts of it meanwhile: `Part(unpublished(path, id), rank)`. The
+    Other processes can write parts of it meanwhile: `Part(unpublished(path, id), rank)`. The
     publication itself is the part of this process.
 
     Args:
@@ -88,7 +88,7 @@ class Publication(Part):
 
     def __exit__(self, *_: object) -> None:
         self.abandon()
-        # Other processes may still write to it; after the rename, they find no directory there.
+        # Other processes can still write to it; after the rename, they find no directory there.
         dropped = self._directory.with_name(self._directory.name + "-dropped")
         with contextlib.suppress(OSError):  # it is published, or is removed under its own name
             os.rename(self._directory, dropped)

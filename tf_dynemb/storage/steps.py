@@ -97,7 +97,7 @@ def without_steps(record: Record) -> tuple[float, ...]:
 
 
 def decays(record: Record) -> bool:
-    """Whether the steps of a record may change the vectors of rows that a delta does not have."""
+    """Whether the steps of a record can change the vectors of rows that a delta does not have."""
     return len(record) > HEAD and record[_WEIGHT_DECAY] != 0
 
 

@@ -18,7 +18,7 @@ class Frequency:
 
     The counters remember about the last `counters` distinct keys without a row, in 2.8 bytes each.
     A key that comes so rarely that it is forgotten in between starts from 0. About one key in 1000
-    shares the counter of another, and may be admitted earlier.
+    shares the counter of another, and can be admitted earlier.
 
     Example:
     >>> import tf_dynemb as de

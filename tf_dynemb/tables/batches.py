@@ -115,7 +115,7 @@ def takes_counters(lines: int | None, table: Table, what: str) -> bool:
 
 
 def load_steps(handle: tf.Tensor, steps: Sequence[float], tick: int) -> None:
-    """Gives a table the steps that rows which are about to be loaded may lack.
+    """Gives a table the steps that rows which are about to be loaded can lack.
 
     Args:
         handle: the table's handle; its rows have the state for which the steps were saved.

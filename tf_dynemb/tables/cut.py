@@ -1,4 +1,4 @@
-"""Cuts: tables as they are at one moment, read while they may be trained."""
+"""Cuts: tables as they are at one moment, read while they can be trained."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tf_dynemb.tables.table import StateSpec, Table
 
 # A time of operators.
 NOW = -1
-# The bytes that are read at a time under a table's lock; a batch may have to wait for them.
+# The bytes that are read at a time under a table's lock; a batch can have to wait for them.
 _BLOCK_BYTES = 2 << 20
 
 
@@ -49,7 +49,7 @@ class CutInfo(NamedTuple):
         spec: the state of the optimizer in the rows.
         deleted: the deleted keys.
         expiry_marks: the marks by which the ages of the rows are known (`tables/expiry.py`).
-        steps: the steps of an optimizer with `catch_up`, which rows may lack that the cut does not
+        steps: the steps of an optimizer with `catch_up`, which rows can lack that the cut does not
             have (docs/file_format.md); empty for other optimizers.
     """
 
@@ -62,7 +62,7 @@ class CutInfo(NamedTuple):
 
 
 class Cut:
-    """Tables as they are when the `with` statement is entered; they may be trained meanwhile.
+    """Tables as they are when the `with` statement is entered; they can be trained meanwhile.
 
     Entering waits until other threads' cuts of the tables have ended.
 

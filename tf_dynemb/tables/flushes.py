@@ -160,7 +160,7 @@ class Flushes:
                 _write(os.path.join(self.folder(number), _HISTORY), history)
                 _ops.library().dynemb_flush(self._handle, self.folder(number))
         except BaseException:
-            # Unless all ranks know that it has failed, others may keep it, and this one must not
+            # Unless all ranks know that it has failed, others can keep it, and this one must not
             # remove it: a restart then decides, and until then rows are forgotten in both.
             if ranks.failures:
                 if begun:
@@ -221,7 +221,8 @@ class Flushes:
 
     def discard(self, number: int) -> None:
         """Removes a flush that some rank does not have."""
-        # Without a manifest it is no flush, should the process end, or power be lost, halfway.
+        # The manifest goes first: if the process ends or power is lost halfway, the rest is no
+        # flush.
         self.revoke(number)
         remove_tree(self.folder(number))
 
@@ -262,7 +263,7 @@ class _Lock:
 
 
 # The threads of this process that open or flush the table of a folder, by its path. A child of fork
-# does not have the thread that may hold one.
+# does not have the thread that can hold one.
 _guards: dict[str, threading.RLock] = {}
 os.register_at_fork(after_in_child=_guards.clear)
 

@@ -120,13 +120,13 @@ class TableOptions:
             "lfu" ("kLfu"): the one whose key lookups that insert have asked for least often. A
             repeated id counts each time; evaluation and serving do not count.
             "epoch_lru" ("kEpochLru"): the same as "lru", because epochs are in the order of time.
-            "epoch_lfu" ("kEpochLfu"): of the rows that were not looked up for most epochs, the one
-            with the lowest count. See `epoch_steps`.
+            "epoch_lfu" ("kEpochLfu"): the row with the lowest count, among the rows that were not
+            looked up for most epochs. See `epoch_steps`.
             "score" ("kCustomized"): the one with the lowest score. The caller sets the scores
             (`set_scores`); a new row has the score 0.
             "none": none; the call raises tf.errors.ResourceExhaustedError.
         epoch_steps: the number of steps in an epoch of "epoch_lru" or "epoch_lfu". A step is a
-            lookup that may insert; the tables of one `lookup_sparse` have one step each. None:
+            lookup that can insert; the tables of one `lookup_sparse` have one step each. None:
             epochs begin with `advance_epoch()` only.
         seed: the seed of the initial vectors. None: the initializer's own seed, or otherwise one
             derived from the table's name and the global seed (`keras.utils.set_random_seed`), which
@@ -158,7 +158,7 @@ class TableOptions:
             ranks begins with the rows of the last flush, even if the process was killed. The table
             needs a name. With several ranks, its creation is a collective call.
         ttl: the age at which a row expires: a `datetime.timedelta`, or a number of steps. A step is
-            a call on this table that may insert rows. An expired row reads as if it had never been
+            a call on this table that can insert rows. An expired row reads as if it had never been
             there. Batches reclaim its memory bit by bit, and `expire()` at once; until then `size`
             counts it. Dumps leave it out, and deltas carry its deletion. A row never expires early,
             and at most ttl / 1024 late. None: rows do not expire.

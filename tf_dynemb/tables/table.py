@@ -118,7 +118,7 @@ class Table:
             if seed is None:
                 seed = _default_seed(name)
                 if comm.size > 1 and context.global_seed() is not None:
-                    # Scripts may give each rank another one, for the order of its data.
+                    # Scripts can give each rank another one, for the order of its data.
                     with Ranks("DynamicVariable").stage() as stage:
                         stage.say(seed)
                     seed = stage.said[0]
@@ -211,7 +211,7 @@ class Table:
     def default_vector(self) -> tuple[float, ...] | None:
         """The vector of keys without a row, in lookups that do not insert; can be set.
 
-        None: the vector that the key would start with. It may be set to a number or a vector
+        None: the vector that the key would start with. It can be set to a number or a vector
         [dimension]. Dumps record it, and readers of the dumps use it too.
         """
         return self._default_vector
@@ -504,7 +504,7 @@ def _make_table(placement: Placement, shared_name: str, attributes: dict[str, An
         try:
             return make(container="", shared_name=shared_name, **attributes)
         except tf.errors.ResourceExhaustedError:
-            gc.collect()  # Models are reference cycles: unused ones may still hold memory.
+            gc.collect()  # Models are reference cycles: unused ones can still hold memory.
             return make(container="", shared_name=shared_name, **attributes)
 
 

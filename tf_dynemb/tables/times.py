@@ -8,7 +8,7 @@ from typing import Any
 
 from tf_dynemb import _ops
 
-# By how much another machine's clock may be ahead of this one's.
+# By how much another machine's clock can be ahead of this one's.
 _SKEW_NS = 60 * 10**9
 
 

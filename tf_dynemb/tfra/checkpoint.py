@@ -192,7 +192,7 @@ def _names_of_states(
     complete = []
     for first in longer:
         match = re.fullmatch(rf"({beginning}(?:.*{separator})?)(?:{wanted[0]})", first)
-        # With "_", "user_id_m" may be a state of "user_id".
+        # With "_", "user_id_m" can be a state of "user_id".
         if match and not any(first.startswith(other + separator) for other in longer):
             others = [
                 next((match[1] + one for one in state.split("|") if match[1] + one in shards), "")
@@ -226,7 +226,7 @@ def _find(path: str) -> tuple[Shards, bool]:
 
 
 def _folders(path: str) -> list[str]:
-    """Returns the folders in which files of rows may be, the most specific first."""
+    """Returns the folders in which files of rows can be, the most specific first."""
     beside = os.path.dirname(path)
     folders = [path, os.path.join(path, _FOLDER), os.path.join(path, "variables", _FOLDER)]
     step = re.search(r"-(\d+)$", path)

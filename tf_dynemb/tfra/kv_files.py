@@ -5,7 +5,7 @@
 
 <name> is the variable's name with "_" for every "/". Shard i of n is on device i of rank r of s; i
 counts from 1, r from 0. The files do not contain the types or the width, so a reader must know
-them: a file of int64 keys can be read as twice as many int32 keys. What a reader can check is that
+them: a file of int64 keys can be read as twice as many int32 keys. A reader can only check that
 both files contain the same number of whole rows.
 """
 

@@ -34,7 +34,7 @@ class Variable(DynamicVariable):
     trainable wrappers.
 
     On several ranks (Horovod) the table is spread over all of them. Methods that take keys are
-    collective, and keys may be any; `export`, `size`, `clear` and `restrict` concern this rank's
+    collective, and accept any keys; `export`, `size`, `clear` and `restrict` concern this rank's
     rows. In one process there is one table, on one device.
 
     Args:
@@ -325,7 +325,7 @@ class Variable(DynamicVariable):
         """Upserts the rows of TFRA's files. Rows of other keys stay.
 
         Every rank reads the files of all ranks and keeps the rows that it owns, so that the number
-        of ranks may differ from that at the time of saving.
+        of ranks can differ from the number at the time of saving.
 
         Args:
             dirpath: the folder. The environment variable `dirpath_env` replaces it.

@@ -116,7 +116,7 @@ def _content_of(vectors: npt.NDArray[Any], held: Content) -> Content:
 
 
 class _TableShape(tf.TensorShape):  # type: ignore[misc]
-    """[rows, dim]. It equals every shape of a value that `TableWeight.assign` may accept.
+    """[rows, dim]. It equals every shape of a value that `TableWeight.assign` can accept.
 
     These are [any number of rows, dim], and [n] for the encoding that `np.array` returns.
     """

@@ -151,7 +151,7 @@ class Retention(Table):
 
         Every key gets a row, whatever the table's `admission` says.
 
-        Values and scores are set after that: another thread may see the rows without them.
+        Values and scores are set after that: another thread can see the rows without them.
 
         Args:
             keys: integers of any shape.
@@ -261,8 +261,8 @@ class Retention(Table):
     def expire(self) -> tf.Tensor:
         """Removes all rows that have expired, and returns their memory.
 
-        They are deletions in the next delta. Without this call, batches that may insert rows remove
-        some of them each.
+        They are deletions in the next delta. Without this call, each batch that can insert rows
+        removes some of them.
 
         Example:
         >>> table = DynamicVariable(2, ttl=2, name="sessions")
@@ -285,7 +285,7 @@ class Retention(Table):
 
         Rows that are used before the first call count as used at its time. A time earlier than the
         last one changes nothing, so that batches need not be in exact order. A time that is later
-        than the last one by four ttl or more may be the mistake of one event: it takes effect with
+        than the last one by four ttl or more can be the mistake of one event: it takes effect with
         the next call, unless that has a time as before. It is then ignored, and TensorFlow's log
         has a warning. On several ranks, every rank calls it: each has its own rows and time.
 

@@ -74,7 +74,7 @@ def _pool(
     """Pools vectors [nnz, dim] as a lookup does: [num_bags, dim]; `shape` is that."""
     products = vectors * weights[:, tf.newaxis]
     if combiner == "max":
-        products = tf.pad(products, [[0, 1], [0, 0]])  # a batch may have no ids
+        products = tf.pad(products, [[0, 1], [0, 0]])  # a batch can have no ids
         columns = tf.broadcast_to(tf.range(shape[1]), shape)
         chosen = tf.gather_nd(products, tf.stack([tf.maximum(argmax, 0), columns], axis=-1))
         return tf.where(argmax >= 0, chosen, tf.zeros_like(chosen))

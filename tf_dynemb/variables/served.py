@@ -108,7 +108,7 @@ def add_named(tables: dict[str, Table], table: Table) -> str:
 
 
 class Export:
-    """What one call of `tf.saved_model.save` exports.
+    """The content that one call of `tf.saved_model.save` exports.
 
     Attributes:
         sources: the snapshots, by the path of a loaded model, or None.
@@ -217,7 +217,7 @@ class ServedTable(resource.TrackableResource):  # type: ignore[misc]
         self, object_map: Any, tensor_map: Any, **_: Any
     ) -> list[tf.Tensor]:
         # In a graph the table has a name, by which each run of a session finds it. It differs for
-        # each export, because a process may load several versions of a model.
+        # each export, because a process can load several versions of a model.
         exported = ServedTable(self._attributes, self._name)
         with tf.device("CPU"):
             exported._resource_handle = exported._create_resource(
@@ -245,7 +245,7 @@ class ServedTable(resource.TrackableResource):  # type: ignore[misc]
 
 
 class InSavedModel(base.Trackable):  # type: ignore[misc]
-    """What `tf.saved_model.save` calls on a `DynamicVariable`.
+    """The calls that `tf.saved_model.save` makes on a `DynamicVariable`.
 
     The variable becomes an object without a type, whose child `served` takes its place.
     """
