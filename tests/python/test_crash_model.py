@@ -191,8 +191,7 @@ def made(kind, path="", other="", inode=0, offset=0, data=b"", error=0):
 
 
 def left(trace, model):
-    """The remains of crashes, during a trace and after it: two sets of tuples of (path,
-    content)."""
+    """The remains of crashes, during a trace and after it: two sets of (path, content)."""
     during, after = set(), set()
     marked = [*trace, made(Kind.MARK, "{}")]
     for crash in replay.crashes(marked, model, lambda path: False, 100, 0, lambda mark: "after"):
