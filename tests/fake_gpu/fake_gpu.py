@@ -16,7 +16,7 @@ LEFT_OUT = (
     "test_catch_up.py::test_long_gaps",
     "test_dynamic_variable.py::test_tables_are_arguments_of_functions",
     "test_lookup_sparse.py::test_dynamic_and_static_tables_in_one_call",
-    "test_lookup_sparse.py::test_max_norm_is_that_of_tensorflow",
+    "test_lookup_sparse.py::test_max_norm_is_as_in_tensorflow",
 )
 
 

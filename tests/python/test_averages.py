@@ -45,7 +45,7 @@ def compare(table, dense, rows=slice(None)):
         ("SGD", {"clipnorm": 0.5}),
     ],
 )
-def test_rows_and_averages_are_those_of_keras(optimizer, options, frequency, in_function):
+def test_rows_and_averages_are_as_in_keras(optimizer, options, frequency, in_function):
     def make():
         kind = getattr(keras.optimizers, optimizer)
         ema = {"use_ema": True, "ema_momentum": 0.8, "ema_overwrite_frequency": frequency}

@@ -10,7 +10,7 @@ import tf_dynemb as de
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_rows_are_those_of_a_dense_variable(name):
+def test_rows_equal_a_dense_variable(name):
     pair = Pair(name)
     pair.step(range(NUM_IDS))
     pair.compile()  # the learning rate is a variable

@@ -156,7 +156,7 @@ def test_a_delta_since_forgotten_steps_has_all_rows(tmp_path):
     assert storage.Chain.open(tmp_path).last.manifest.table("items")[1].shards[0].rows == NUM_IDS
 
 
-def test_steps_are_added_to_those_of_a_follower(tmp_path):
+def test_steps_are_added_to_the_steps_of_a_follower(tmp_path):
     """A follower that trains, and one whose table has another optimizer by now."""
     pair = Pair("sgd decay")
     pair.train(5)

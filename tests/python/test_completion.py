@@ -25,7 +25,7 @@ CLASSES = [
 ]
 
 
-def test_the_typed_options_are_those_of_the_table():
+def test_the_typed_options_are_the_options_of_the_table():
     fields = {field.name for field in dataclasses.fields(TableOptions)}
     assert set(TableArguments.__annotations__) == fields - {"var_type"}
     assert set(LayerArguments.__annotations__) >= fields

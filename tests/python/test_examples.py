@@ -134,7 +134,7 @@ def check_summary(printed, embedding, figures, rows, folder):
 
 
 @pytest.mark.skipif(not (ROOT / "benchmarks" / "results").is_dir(), reason="no sources")
-def test_the_figures_of_keras_are_those_of_the_benchmark(adult):
+def test_the_figures_of_keras_come_from_the_benchmark(adult):
     text = (ROOT / "benchmarks" / "results" / "2026-11-21_cpu.txt").read_text()
     for model, figures in adult.MEASURED.items():
         assert model == "keras.layers.Embedding"

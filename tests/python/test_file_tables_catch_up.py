@@ -67,7 +67,7 @@ def test_training_has_the_bits_of_memory(tmp_path, name, learning_rate):
     check(pair)
 
 
-def test_rows_are_those_of_a_dense_variable(tmp_path):
+def test_rows_equal_a_dense_variable(tmp_path):
     table = in_files(tmp_path, DIM, states=3, name="t")
     rows = 300
     values = np.random.default_rng(1).normal(size=(rows, DIM)).astype(np.float32)

@@ -25,7 +25,7 @@ def empty(folder, to_files, rows=100):
 
 
 @pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16])
-def test_a_dump_is_that_of_the_table_in_memory(tmp_path, dtype):
+def test_a_dump_equals_the_dump_of_the_table_in_memory(tmp_path, dtype):
     """It can be read without TensorFlow, and has the same rows."""
     pair = trained(tmp_path / "files", dtype=dtype)
     for name, table in zip(("files", "memory"), pair.tables, strict=True):

@@ -31,7 +31,7 @@ def as_of(keys, values):
 
 
 @pytest.mark.slow
-def test_each_answer_is_that_of_a_watermark(tmp_path):
+def test_each_answer_belongs_to_a_watermark(tmp_path):
     """Whole, in all tables, with its watermark, and never older than an answer before."""
     script = pathlib.Path(__file__).with_name("delta_publisher.py")
     command = [sys.executable, str(script), str(tmp_path), str(SNAPSHOTS)]

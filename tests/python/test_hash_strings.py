@@ -17,7 +17,7 @@ def ids_of(strings):
     return tf.strings.to_hash_bucket_fast(tf.constant(strings), 2**63 - 1).numpy()
 
 
-def test_the_hash_is_that_of_tensorflow():
+def test_the_hash_is_as_in_tensorflow():
     draw = random.Random(3)
     texts = [bytes(draw.choices(range(256), k=n)) for n in [*range(300), 1000, 4096]]
     np.testing.assert_array_equal(ids_of_strings(np.array(texts, object)), ids_of(texts))

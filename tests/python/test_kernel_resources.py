@@ -30,7 +30,7 @@ def kernel(name, registers, stack=0, stores=0, architecture="sm_90"):
     )
 
 
-def test_kernels_are_those_of_their_bodies(tool):
+def test_kernels_are_named_by_their_bodies(tool):
     # The second has wider teams; the others are of an architecture that has no budgets, and of CUB.
     report = kernel(ADAGRAD % 4, 60, stack=8) + kernel(ADAGRAD % 32, 70, stores=4)
     report += kernel(ADAGRAD % 8, 99, architecture="sm_80") + kernel("_ZN3cub4ScanEv", 128, 64)

@@ -347,7 +347,7 @@ def test_other_names_of_arguments():
 
 
 @pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
-def test_max_norm_is_that_of_tensorflow(combiner):
+def test_max_norm_is_as_in_tensorflow(combiner):
     rng = np.random.default_rng(8)
     vectors = rng.normal(size=[6, 3]).astype(np.float32)
     table = de.DynamicVariable(3)

@@ -197,7 +197,7 @@ def test_a_multi_column_embedding_may_have_one_width():
 
 
 @pytest.mark.parametrize("given", [None, DISTRIBUTIONS["uniform"][0]])
-def test_the_default_initializer_is_that_of_the_only_table(given):
+def test_the_only_table_has_the_default_initializer(given):
     layer = oe.MultiTableEmbedding(
         "default", 2, "float32", "int64", None, store(), default_initializer=given
     )

@@ -79,7 +79,7 @@ SIGNATURES = {
 
 
 @pytest.mark.parametrize("name", SIGNATURES)
-def test_signatures_are_those_of_oneflow(name):
+def test_signatures_are_as_in_oneflow(name):
     parameters = inspect.signature(getattr(oe, name)).parameters.values()
     positional = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
     assert [(p.name, p.default) for p in positional] == SIGNATURES[name]

@@ -360,7 +360,7 @@ def test_in_a_graph():
 
 
 @pytest.mark.parametrize("strategy", ["lru", "lfu"])
-def test_hit_rate_is_that_of_an_exact_cache(strategy):
+def test_hit_rate_equals_an_exact_cache(strategy):
     rng = np.random.default_rng(0)
     weights = 1 / np.arange(1, 20_001) ** 1.05
     ids = rng.choice(20_000, 120_000, p=weights / weights.sum())

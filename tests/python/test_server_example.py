@@ -115,7 +115,7 @@ def test_requests_that_wait_form_one_batch(modules):
     assert sum(batches) == sum(range(21))
 
 
-def test_a_batch_has_a_limit_and_an_error_is_that_of_its_requests(modules, monkeypatch):
+def test_a_batch_has_a_limit_and_its_requests_get_its_error(modules, monkeypatch):
     server, batches = modules[1], []
     monkeypatch.setattr(server, "MOST_ROWS", 8)
     pairs = [server.Pairs(users=[n] * 3, items=[n] * 3) for n in range(6)]

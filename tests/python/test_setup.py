@@ -329,7 +329,7 @@ class TestPrebuiltWheel:
         make_wheel(checkout, DYNEMB_PREBUILT=wheel)
         assert (checkout / "calls.txt").exists()
 
-    def test_python_modules_are_those_of_the_checkout(self, checkout):
+    def test_python_modules_come_from_the_checkout(self, checkout):
         wheel = make_wheel(checkout)
         module = checkout / "tf_dynemb" / "__init__.py"
         module.write_text("edited = True\n")

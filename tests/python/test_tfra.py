@@ -91,7 +91,7 @@ def test_initializers(initializer, expected):
         tf.keras.initializers.RandomNormal(1.0, 2.0, seed=3),
     ],
 )
-def test_random_initializers_of_tensorflow_draw_as_those_of_keras(initializer):
+def test_random_initializers_of_tensorflow_draw_as_in_keras(initializer):
     values = variable(dim=8, initializer=initializer).lookup(np.arange(4000)).numpy()
     assert abs(values.mean() - 1.0) < 0.05
     assert abs(values.std() - 2.0) < 0.05
@@ -133,7 +133,7 @@ def test_bad_arguments(options, error, message):
     assert len(str(caught.value)) <= 400
 
 
-def test_attributes_are_those_of_tfra():
+def test_attributes_are_as_in_tfra():
     v = variable(key_dtype=tf.int32, value_dtype=tf.float16, devices="/CPU:0", initializer=1.0)
     assert (v.dim, v.key_dtype, v.value_dtype) == (2, tf.int32, tf.float16)
     assert (v.devices, v.initializer, v.trainable) == (["/CPU:0"], 1.0, True)
@@ -208,7 +208,7 @@ def train(v, ids, optimizer, steps=3, lookup=tfra.embedding_lookup):
 
 @pytest.mark.parametrize("lookup", [tfra.embedding_lookup, tfra.embedding_lookup_unique])
 @pytest.mark.parametrize("optimizer", [keras.optimizers.SGD, keras.optimizers.Adam])
-def test_a_step_creates_rows_and_equals_that_of_a_dense_variable(optimizer, lookup):
+def test_a_step_creates_rows_and_equals_a_step_of_a_dense_variable(optimizer, lookup):
     ids = [[1, 5], [5, 9]]
     v = variable(initializer=0.5)
     train(v, ids, tfra.DynamicEmbeddingOptimizer(optimizer(0.1)), lookup=lookup)
@@ -265,7 +265,7 @@ def test_inference_mode_stops_gradients():
     assert tfra.ModelMode.CURRENT_SETTING == tfra.ModelMode.TRAIN
 
 
-def test_max_norm_is_that_of_tensorflow():
+def test_max_norm_is_as_in_tensorflow():
     vectors = np.array([[3.0, 4.0], [0.3, 0.4], [0.0, 2.0]], np.float32)
     v, dense = variable(), tf.Variable(vectors)
     v.upsert([0, 1, 2], vectors)
@@ -306,7 +306,7 @@ def dense_ids(sparse):
 @pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
 @pytest.mark.parametrize("weights", [None, WEIGHTS])
 @pytest.mark.parametrize("max_norm", [None, 4.0])
-def test_sparse_lookups_are_those_of_tensorflow(filled, combiner, weights, max_norm):
+def test_sparse_lookups_are_as_in_tensorflow(filled, combiner, weights, max_norm):
     dense = tf.Variable(list(ROWS.values()))
     expected = tf.nn.embedding_lookup_sparse(
         dense, dense_ids(SPARSE), weights, combiner=combiner, max_norm=max_norm

@@ -104,7 +104,7 @@ def test_a_key_that_each_rank_asks_for_once(comm):
     assert gather(comm, np.array([table.stats()["unadmitted"]])).sum() == comm.size
 
 
-def test_probability_is_that_of_all_occurrences(comm):
+def test_all_occurrences_count_for_the_probability(comm):
     admission = de.Probability(0.2)
     table = make("zeros", admission=admission)
     keys = np.arange(4000)

@@ -51,7 +51,7 @@ class Pair:
 
 
 @pytest.mark.parametrize("mode", [None, "localized:0"])
-def test_rows_are_those_of_a_dense_variable(comm, shared_path, mode):
+def test_rows_equal_a_dense_variable(comm, shared_path, mode):
     pair = Pair(comm, mode)
     for part in range(3):
         pair.train(15, part)

@@ -182,7 +182,7 @@ def test_functions_that_were_traced_on_several_ranks(comm, shared_path):
     assert os.listdir(shared_path) == ["model"]
 
 
-def test_the_failure_of_one_rank_is_that_of_all(comm, shared_path, monkeypatch):
+def test_the_failure_of_one_rank_fails_all(comm, shared_path, monkeypatch):
     """A failed export leaves the model that was there, and nothing else."""
     model, path = make_model(), shared_path / "model"
 

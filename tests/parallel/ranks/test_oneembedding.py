@@ -43,7 +43,7 @@ def whole(comm, layer):
     return [whole_table(comm, table) for table in layer.tables]
 
 
-def test_the_model_is_that_of_one_rank(comm, shared_path):
+def test_the_model_equals_the_model_of_one_rank(comm, shared_path):
     layer = layer_of(str(shared_path))
     train(
         layer, de.OptimizerWrapper(keras.optimizers.Adagrad(0.1)), batches(0), comm.rank, comm.size

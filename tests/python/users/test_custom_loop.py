@@ -34,7 +34,7 @@ def train(variable, wrap, ids):
     return [float(step(tf.constant(i), tf.constant(y))) for i, y in batches]
 
 
-def test_the_losses_are_those_of_a_dense_variable():
+def test_the_losses_equal_a_dense_variable():
     vectors = initial_vectors(4)
     expected = train(tf.Variable(vectors), lambda optimizer: optimizer, IDS)
 

@@ -29,7 +29,7 @@ def train(built, optimizer, ids):
     return inputs, history.history
 
 
-def test_the_losses_are_those_of_keras_and_the_model_survives_a_save(tmp_path):
+def test_the_losses_are_as_in_keras_and_the_model_survives_a_save(tmp_path):
     start = {"users": initial_vectors(8), "items": initial_vectors(8, seed=1)}
 
     dense = model(lambda name: keras.layers.Embedding(40, 8, name=name))

@@ -51,7 +51,7 @@ def build(model, flat):
     model(next(iter(dataset(flat)))[0])
 
 
-def test_the_losses_are_those_of_keras():
+def test_the_losses_are_as_in_keras():
     vectors = initial_vectors(8)
     reference, dynamic = Reference(), Ours()
     build(reference, FLAT)

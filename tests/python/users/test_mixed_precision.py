@@ -33,7 +33,7 @@ def train(built, optimizer, inputs):
     return fit.history["loss"]
 
 
-def test_the_losses_are_those_of_keras_under_the_same_policy(policy):
+def test_the_losses_are_as_in_keras_under_the_same_policy(policy):
     vectors = initial_vectors(8)
     dense = keras.layers.Embedding(40, 8)
     reference = model(dense)

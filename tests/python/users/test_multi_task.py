@@ -50,7 +50,7 @@ def multi():
     )
 
 
-def test_the_losses_of_both_tasks_are_those_of_keras():
+def test_the_losses_of_both_tasks_are_as_in_keras():
     start = {"users": initial_vectors(6, seed=4), "items": initial_vectors(6, seed=5)}
     dense = model(lambda name: keras.layers.Embedding(40, 6, name=name))
     for name, vectors in start.items():

@@ -41,7 +41,7 @@ def train(model, optimizer, ids):
     return fit.history["softmax_loss"]
 
 
-def test_the_losses_are_those_of_keras_and_exports_find_the_items(tmp_path):
+def test_the_losses_are_as_in_keras_and_exports_find_the_items(tmp_path):
     start = initial_vectors(8, seed=1), initial_vectors(8, seed=2)
     dense = TwoTowers(keras.layers.Embedding(40, 8), keras.layers.Embedding(40, 8))
     for layer, vectors in zip((dense.users, dense.items), start, strict=True):

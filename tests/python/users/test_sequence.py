@@ -35,7 +35,7 @@ def train(built, optimizer, inputs):
 
 
 @pytest.mark.parametrize("encoder", ["gru", "attention"])
-def test_the_losses_are_those_of_keras_with_mask_zero(encoder):
+def test_the_losses_are_as_in_keras_with_mask_zero(encoder):
     vectors = initial_vectors(8)
     vectors[0] = 0.0  # padding reads as zeros here
     dense = keras.layers.Embedding(40, 8, mask_zero=True)

@@ -35,7 +35,7 @@ def loss_of(pooled, weights, labels):
     return tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(labels, logits))
 
 
-def test_the_losses_are_those_of_tensorflow_and_a_load_continues(tmp_path):
+def test_the_losses_are_as_in_tensorflow_and_a_load_continues(tmp_path):
     dense = [tf.Variable(initial_vectors(dim)) for dim in DIMS]
     weights = head()
     reference = keras.optimizers.Adagrad(0.3)

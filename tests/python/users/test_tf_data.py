@@ -81,7 +81,7 @@ def train(model, optimizer, data):
     return model.fit(data, epochs=4, verbose=0).history["loss"]
 
 
-def test_the_losses_are_those_of_keras(tmp_path):
+def test_the_losses_are_as_in_keras(tmp_path):
     write(tmp_path / "train.tfrecord")
     users, tags = initial_vectors(4, seed=6), initial_vectors(4, seed=7)
     sums = SumOfTags()
