@@ -126,7 +126,10 @@ class Trainer:
     def step(self, numbers):
         """One step of training, on both tables."""
         self.now += 1
-        keys = [spread(table, some) for table, some in zip(self.tables, numbers, strict=True)]
+        keys = [
+            spread(table, table_numbers)
+            for table, table_numbers in zip(self.tables, numbers, strict=True)
+        ]
         with tf.GradientTape() as tape:
             vectors = [table.lookup(k) for table, k in zip(self.tables, keys, strict=True)]
             loss = sum(tf.reduce_sum(tf.cast(v, tf.float32) ** 2 + self.now) for v in vectors)

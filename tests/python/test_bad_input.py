@@ -318,7 +318,7 @@ def malformed_calls(rng, table, small):
     def maybe(value=None):
         return rng.choice([value, junk()])
 
-    def some():
+    def junk_list():
         return [junk() for _ in range(rng.randrange(4))]
 
     def victim():
@@ -331,10 +331,10 @@ def malformed_calls(rng, table, small):
         "DynamicVariable": lambda: de.DynamicVariable(
             maybe(2), **{rng.choice(options): junk() for _ in range(2)}
         ),
-        "Variable": lambda: de.Variable(*some(), mode=junk()),
+        "Variable": lambda: de.Variable(*junk_list(), mode=junk()),
         "lookup_sparse": lambda: de.lookup_sparse(victim(), junk(), maybe(), maybe()),
         "lookup_sparse of lists": lambda: de.lookup_sparse(
-            [victim(), victim()], [junk(), junk()], maybe([junk(), None]), some()
+            [victim(), victim()], [junk(), junk()], maybe([junk(), None]), junk_list()
         ),
         "assign": lambda: de.assign(victim(), junk(), junk()),
         "export": lambda: de.export(junk()),

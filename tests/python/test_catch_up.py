@@ -126,9 +126,9 @@ def test_accumulated_gradients_and_clipping():
         )
         if variable is table:
             optimizer = de.OptimizerWrapper(optimizer, catch_up=True)
-        for some in ids:
+        for batch in ids:
             with tf.GradientTape() as tape:
-                loss = tf.reduce_sum(tf.nn.embedding_lookup(variable, some) ** 2)
+                loss = tf.reduce_sum(tf.nn.embedding_lookup(variable, batch) ** 2)
             gradient = tape.gradient(loss, variable)
             if variable is dense:
                 gradient = tf.convert_to_tensor(gradient)

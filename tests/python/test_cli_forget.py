@@ -409,8 +409,8 @@ def test_a_counter_leaves_the_others_of_its_line():
     fingerprints = [int(each) >> 50 for each in key_index.mix(keys, 0xA24BAED4963EE407)]
     assert len(set(fingerprints)) == 40
 
-    def line(some):
-        number = sum((fingerprints[k] << 8 | (k + 1)) << 22 * e for e, k in enumerate(some))
+    def line(line_keys):
+        number = sum((fingerprints[k] << 8 | (k + 1)) << 22 * e for e, k in enumerate(line_keys))
         return np.frombuffer(number.to_bytes(64, "little"), "<u8")[np.newaxis]
 
     full = list(range(23))

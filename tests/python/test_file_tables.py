@@ -187,9 +187,9 @@ def test_rows_of_reads_move_and_keep_their_bits(tmp_path):
     keys = np.sort(de.export(pair.memory)[0].numpy())
     before = pair.files.stats()
     for first in range(0, len(keys), 50):
-        some = keys[first : first + 50]
-        pair.both(lambda t, k=some: t.lookup(k, insert=False))
-        pair.both(lambda t, k=some: de.lookup_sparse(t, tf.constant(k[:, None]), insert=False))
+        chunk = keys[first : first + 50]
+        pair.both(lambda t, k=chunk: t.lookup(k, insert=False))
+        pair.both(lambda t, k=chunk: de.lookup_sparse(t, tf.constant(k[:, None]), insert=False))
     after = pair.files.stats()
     assert after["file_hits"] > before["file_hits"]
     assert after["size"] == before["size"]

@@ -452,14 +452,14 @@ def test_damage_is_said_and_costs_little_space(tmp_path):
         file.write(bytes([byte ^ 1]))
     keys = np.arange(rows)
     errors = {}
-    for some in keys.reshape(-1, 10):
+    for chunk in keys.reshape(-1, 10):
         try:
-            table.explain(some)
+            table.explain(chunk)
         except tf.errors.DataLossError as error:
-            errors[tuple(some)] = str(error)
+            errors[tuple(chunk)] = str(error)
     assert 0 < len(errors) < 20
     assert all(path.name in error for error in errors.values())
-    lost = [key for some in errors for key in some]
+    lost = [key for chunk in errors for key in chunk]
     assert table.stats()["file_errors"] == 0
     left = np.setdiff1d(keys, lost)
     rng = np.random.default_rng(0)

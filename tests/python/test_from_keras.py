@@ -50,8 +50,8 @@ def fit(model, part):
     log = keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda _, logs: losses.append(logs["loss"])
     )
-    some = slice(part * 32, part * 32 + 32)
-    model.fit(IDS[some], LABELS[some], batch_size=8, shuffle=False, verbose=0, callbacks=[log])
+    batch = slice(part * 32, part * 32 + 32)
+    model.fit(IDS[batch], LABELS[batch], batch_size=8, shuffle=False, verbose=0, callbacks=[log])
     return losses
 
 

@@ -186,8 +186,8 @@ def test_a_frozen_table_beside_a_trained_one():
 
         def call(self, ids):
             tables = [self.frozen, self.matrix, self.trained]
-            some = tf.where(ids < ROWS, ids, 0)
-            return tf.concat(de.lookup_sparse(tables, [ids, some, ids], combiners="sum"), 1)
+            low_ids = tf.where(ids < ROWS, ids, 0)
+            return tf.concat(de.lookup_sparse(tables, [ids, low_ids, ids], combiners="sum"), 1)
 
     layer = Both()
     model = keras.Sequential([IDS, layer, keras.layers.Dense(1)])

@@ -156,9 +156,9 @@ def test_no_keys():
     index, salt = key_index.build(none)
     assert index.tolist() == [0, 0, 0, 0]
     assert key_index.find(index, none, np.array([0, -1]), salt).tolist() == [-1, -1]
-    some = np.array([5, 6])
-    index, salt = key_index.build(some)
-    assert key_index.find(index, some, none, salt).tolist() == []
+    two_keys = np.array([5, 6])
+    index, salt = key_index.build(two_keys)
+    assert key_index.find(index, two_keys, none, salt).tolist() == []
 
 
 @pytest.mark.parametrize(

@@ -31,8 +31,8 @@ def test_one_process_holds_everything():
 @pytest.mark.parametrize("size", [2, 3, 8])
 def test_each_key_of_a_table_has_one_owner(size, key_type, mode):
     limits = np.iinfo(key_type.as_numpy_dtype)
-    some = np.random.default_rng(0).integers(limits.min, limits.max, 4000, limits.dtype)
-    keys = np.append(some, np.array([limits.min, 0, limits.max], limits.dtype))
+    drawn = np.random.default_rng(0).integers(limits.min, limits.max, 4000, limits.dtype)
+    keys = np.append(drawn, np.array([limits.min, 0, limits.max], limits.dtype))
 
     def masks(comm):
         table = de.DynamicVariable(1, key_type=key_type, mode=mode)

@@ -86,8 +86,8 @@ class Watched:
     def __init__(self, array, note):
         self.array, self.note = array, note
 
-    def __getitem__(self, some):
-        part = self.array[some]
+    def __getitem__(self, selected):
+        part = self.array[selected]
         self.note(len(part))
         return part
 

@@ -369,15 +369,15 @@ def test_hit_rate_equals_an_exact_cache(strategy):
     before = table.stats()["misses"]
     exact, misses = collections.OrderedDict(), 0
     for start in range(0, len(ids), batch):
-        some = ids[start : start + batch]
-        table.lookup(some)
+        batch_ids = ids[start : start + batch]
+        table.lookup(batch_ids)
         # The exact cache: a batch first counts what it finds, then evicts for its new keys.
-        misses += sum(key not in exact for key in some.tolist())
-        for key in some.tolist():
+        misses += sum(key not in exact for key in batch_ids.tolist())
+        for key in batch_ids.tolist():
             exact[key] = exact.get(key, 0) + 1
             exact.move_to_end(key)
         order = iter(list(exact) if strategy == "lru" else sorted(exact, key=exact.get))
-        fresh = set(some.tolist())
+        fresh = set(batch_ids.tolist())
         while len(exact) > capacity:
             key = next(order)
             if key not in fresh:

@@ -149,14 +149,14 @@ def test_several_tables_need_a_name(tmp_path):
     assert found["half"].tolist() == [[[5, 5.25], [3, 3]]]
     assert found["brain"].tolist() == [[5]]
 
-    some = Reader(tmp_path, tables=["half"])
-    assert some.tables == ("half",)
+    half_reader = Reader(tmp_path, tables=["half"])
+    assert half_reader.tables == ("half",)
     changes["plain"] = Change(rows([1], 8))
     delta(tmp_path, changes, first, 1, 2)
-    assert some.follow() == reader.follow() == 1
-    assert some.lookup([1]).tolist() == [[5, 5.25]]
+    assert half_reader.follow() == reader.follow() == 1
+    assert half_reader.lookup([1]).tolist() == [[5, 5.25]]
     with pytest.raises(KeyError, match=r"'plain'.*'half'"):
-        some.lookup([1], "plain")
+        half_reader.lookup([1], "plain")
     assert reader.lookup([1], "plain")[0, 0] == 8
 
 

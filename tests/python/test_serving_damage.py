@@ -156,9 +156,11 @@ def test_threads_see_whole_snapshots(tmp_path):
     form = {"a": Form(4), "b": Form(2)}
     keys = np.arange(200)
 
-    def version(number, some):
+    def version(number, changed_keys):
         return {
-            name: Change({int(k): Row(np.full(f.dimension, number, np.float32)) for k in some})
+            name: Change(
+                {int(k): Row(np.full(f.dimension, number, np.float32)) for k in changed_keys}
+            )
             for name, f in form.items()
         }
 

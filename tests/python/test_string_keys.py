@@ -97,44 +97,44 @@ def test_strings_are_their_hashes(method):
 
 
 def test_explain():
-    for some in (table(), layer_table()):
-        some.explain([])
-        some.erase("bob")
-        found = some.explain(WORDS)
+    for string_table in (table(), layer_table()):
+        string_table.explain([])
+        string_table.erase("bob")
+        found = string_table.explain(WORDS)
         assert [each.key for each in found] == IDS.numpy().tolist()
         assert [each.has_row for each in found] == [True, False, True, False, False]
         assert found[1].lost_because == "erased"
 
 
 def test_tables_of_layers():
-    some = layer_table()
-    assert some.contains(WORDS).numpy().tolist() == [True] * 3 + [False] * 2
-    assert some.contains([["alice"], ["eve"]]).numpy().tolist() == [[True], [False]]
-    assert some.contains("alice").numpy()
-    assert int(some.forget(["alice", "eve"])) == 1
-    assert some.contains(IDS).numpy().tolist() == [False, True, True, False, False]
+    string_table = layer_table()
+    assert string_table.contains(WORDS).numpy().tolist() == [True] * 3 + [False] * 2
+    assert string_table.contains([["alice"], ["eve"]]).numpy().tolist() == [[True], [False]]
+    assert string_table.contains("alice").numpy()
+    assert int(string_table.forget(["alice", "eve"])) == 1
+    assert string_table.contains(IDS).numpy().tolist() == [False, True, True, False, False]
 
 
 @pytest.mark.parametrize("kind", ["ragged", "sparse"])
 def test_lookup_sparse_of_bags(kind):
-    some = table()
+    string_table = table()
     bags = tf.ragged.constant([["alice", "bob"], [], ["alice"]])
     hashed = bags.with_flat_values(tf.gather(IDS, [0, 1, 0]))
     if kind == "sparse":
         bags, hashed = bags.to_sparse(), hashed.to_sparse()
-    found = de.lookup_sparse(some, bags, combiners="sum")
-    np.testing.assert_array_equal(found, de.lookup_sparse(some, hashed, combiners="sum"))
+    found = de.lookup_sparse(string_table, bags, combiners="sum")
+    np.testing.assert_array_equal(found, de.lookup_sparse(string_table, hashed, combiners="sum"))
 
 
 def test_in_a_function_and_with_a_gradient():
-    some = table()
+    string_table = table()
 
     @tf.function(input_signature=[tf.TensorSpec([None], tf.string)])
     def step(words):
         with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(some.lookup(words))
-        (gradient,) = tape.gradient(loss, [some])
-        return gradient.indices, some.contains(words)
+            loss = tf.reduce_sum(string_table.lookup(words))
+        (gradient,) = tape.gradient(loss, [string_table])
+        return gradient.indices, string_table.contains(words)
 
     keys, found = step(tf.constant(WORDS[:2]))
     assert sorted(keys.numpy()) == sorted(IDS[:2].numpy())
@@ -142,21 +142,21 @@ def test_in_a_function_and_with_a_gradient():
 
 
 def test_uint64_keys():
-    some = de.DynamicVariable(2, hash_strings=True, key_type=tf.uint64)
-    some.lookup(WORDS)
-    assert sorted(de.export(some)[0].numpy().tolist()) == sorted(IDS.numpy().tolist())
+    string_table = de.DynamicVariable(2, hash_strings=True, key_type=tf.uint64)
+    string_table.lookup(WORDS)
+    assert sorted(de.export(string_table)[0].numpy().tolist()) == sorted(IDS.numpy().tolist())
 
 
 def test_dumps_and_readers(tmp_path):
-    some = table()
-    de.dump(tmp_path, some)
+    string_table = table()
+    de.dump(tmp_path, string_table)
     reader = de.serving.Reader(tmp_path)
     for name, form in FORMS.items():
         if name == "list of tensors":
             continue  # the reader needs no TensorFlow
         assert reader.contains(form(WORDS)).tolist() == [True] * 3 + [False] * 2
         np.testing.assert_array_equal(
-            reader.lookup(form(WORDS)), some.lookup(IDS, insert=False).numpy()
+            reader.lookup(form(WORDS)), string_table.lookup(IDS, insert=False).numpy()
         )
     other = de.DynamicVariable(2, hash_strings=True, name="t")
     de.load(tmp_path, other)
@@ -166,26 +166,26 @@ def test_dumps_and_readers(tmp_path):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("method", [*METHODS, "explain"])
 def test_a_table_of_integers_says_what_to_do(method, form):
-    some = de.DynamicVariable(2, evict_strategy="score")
+    integer_table = de.DynamicVariable(2, evict_strategy="score")
     call = METHODS.get(method, lambda t, keys: t.explain(keys))
     with pytest.raises(TypeError, match=r"must be integers, got strings.*hash_strings=True"):
-        call(some, FORMS[form](WORDS))
-    assert len(some) == 0
+        call(integer_table, FORMS[form](WORDS))
+    assert len(integer_table) == 0
 
 
 def test_a_reader_of_integers_says_what_to_do(tmp_path):
-    some = de.DynamicVariable(2, name="t")
-    some.lookup([1])
-    de.dump(tmp_path, some)
+    integer_table = de.DynamicVariable(2, name="t")
+    integer_table.lookup([1])
+    de.dump(tmp_path, integer_table)
     with pytest.raises(TypeError, match=r"must be integers, got strings.*hash_strings=True"):
         de.serving.Reader(tmp_path).lookup(["a"])
 
 
 def test_mixtures_and_other_values_are_errors():
-    some = table()
+    string_table = table()
     for keys in (["a", 1], [1, "a"], ["a", None], [None], [1.5], np.array(["a", 1.5], object)):
         with pytest.raises(TypeError):
-            some.contains(keys)
+            string_table.contains(keys)
     with pytest.raises(ValueError, match="64 bits"):
         de.DynamicVariable(2, hash_strings=True, key_type=tf.int32)
-    assert some.contains([]).numpy().tolist() == []
+    assert string_table.contains([]).numpy().tolist() == []

@@ -82,5 +82,5 @@ def test_dumps_of_ranks_continue_the_ages(comm, shared_path):
     assert seen == [20, 10, 0, 0]
     if comm.rank == 0:
         reader = serving.Reader(path)
-        keys = sorted(key for some, _ in reader.items("items") for key in some)
+        keys = sorted(key for block_keys, _ in reader.items("items") for key in block_keys)
         assert keys == list(range(10, 30))

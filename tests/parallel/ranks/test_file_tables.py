@@ -154,8 +154,8 @@ def test_dumps(comm, shared_path, from_files, to_files):
         alone = tables_of(shared_path / f"alone_{comm.rank}")[0]
         de.load(shared_path / "dump", alone, optimizers_of()[0])
         assert len(alone) == len(expected.keys)
-        some = expected.keys[:: len(expected.keys) // 100][:100]
-        np.testing.assert_array_equal(alone.lookup(some, insert=False), expected.at(some))
+        sample = expected.keys[:: len(expected.keys) // 100][:100]
+        np.testing.assert_array_equal(alone.lookup(sample, insert=False), expected.at(sample))
 
 
 def test_flushes(comm, shared_path):
@@ -193,8 +193,8 @@ def test_a_flush_that_one_rank_does_not_make(comm, shared_path, monkeypatch, how
 
     def fill(table, keys):
         for first in range(0, len(keys), 100):
-            some = keys[first : first + 100]
-            table.upsert(some, np.full((len(some), DIM), 3, np.float32))
+            chunk = keys[first : first + 100]
+            table.upsert(chunk, np.full((len(chunk), DIM), 3, np.float32))
 
     table = de.DynamicVariable(DIM, **options)
     fill(table, np.arange(1000))

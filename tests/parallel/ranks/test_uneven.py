@@ -197,8 +197,8 @@ def test_random_batches_of_different_sizes_and_forms(comm, seed):
 
 def test_samples_without_ids(comm):
     empty = Bags(np.zeros(0, np.int64), np.zeros(5, np.int64), np.zeros(0, np.float32))
-    some = Bags(np.array([3]), np.array([0, 0, 1, 0, 0]), np.ones(1, np.float32))
-    for bags in ([empty] * comm.size, [empty] * (comm.size - 1) + [some]):
+    one_id = Bags(np.array([3]), np.array([0, 0, 1, 0, 0]), np.ones(1, np.float32))
+    for bags in ([empty] * comm.size, [empty] * (comm.size - 1) + [one_id]):
         for form in ("ragged", "sparse"):
             look_up_and_check(comm, Tables(comm), [bags] * 4, COMBINERS, [form] * 4)
 
