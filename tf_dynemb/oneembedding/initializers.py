@@ -18,7 +18,7 @@ _NUMBERS = {
     "trunc_normal": ("mean", "std", "a", "b"),
     "constant": ("value",),
 }
-# The cuts that tables can draw: at 2 deviations, and at those that no draw reaches. docs/design.md
+# The cuts that tables can draw: at 2 deviations, and at bounds that no draw reaches. docs/design.md
 # says which distributions tables have.
 _CUT, _NO_DRAW = 2.0, 6.0
 

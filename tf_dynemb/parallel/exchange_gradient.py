@@ -170,7 +170,7 @@ def _gradient_in_order(
         rank=0,
         T=pooled.num_features,
     )
-    # Each id belongs to the owner of its key. `place` is the key's position among those asked of
+    # Each id belongs to the owner of its key. `place` is the key's position among the keys asked of
     # the owner.
     sent, places, ordered = [], [], []
     for index, gradient, table in zip(pooled.index, gradients, pooled.table_of, strict=True):

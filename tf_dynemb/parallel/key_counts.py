@@ -16,7 +16,7 @@ from tf_dynemb.ids.bags import Bags
 
 
 def count_repeats(asked: Any, table_of: Sequence[int]) -> dict[int, tf.Tensor]:
-    """Tells owners how often ids repeat in a lookup that inserts, for tables that count keys.
+    """Sends owners the repeats of ids in a lookup that inserts, for tables that count keys.
 
     Args:
         asked: the request of the lookup.
@@ -53,7 +53,7 @@ def add_counts(asked: Any, repeats: Mapping[int, tf.Tensor]) -> None:
 
 
 def find_present(asked: Any, rows: Sequence[tf.Tensor]) -> dict[int, tf.Tensor]:
-    """Tells askers which keys are in their bags, for tables with `unadmitted="skip"`.
+    """Reports to askers which keys are in their bags, for tables with `unadmitted="skip"`.
 
     Args:
         asked: the request.

@@ -17,7 +17,7 @@ from tf_dynemb.tables.table import StateSpec, Table
 
 # A time of operators.
 NOW = -1
-# The bytes that are read at a time under a table's lock; a batch can have to wait for them.
+# The bytes that are read at a time under a table's lock; a batch may have to wait for this read.
 _BLOCK_BYTES = 2 << 20
 
 

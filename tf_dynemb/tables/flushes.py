@@ -153,7 +153,7 @@ class Flushes:
         try:
             with ranks.stage():
                 if common and self.complete() != [common]:
-                    # An interrupted call has left one that a restart would find, or not.
+                    # An interrupted call has left a flush that a restart may or may not find.
                     self._keep(common)
                 self.begin(number)
                 begun = True
@@ -263,7 +263,7 @@ class _Lock:
 
 
 # The threads of this process that open or flush the table of a folder, by its path. A child of fork
-# does not have the thread that can hold one.
+# does not have the thread that may hold one.
 _guards: dict[str, threading.RLock] = {}
 os.register_at_fork(after_in_child=_guards.clear)
 

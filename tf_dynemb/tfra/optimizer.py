@@ -37,13 +37,13 @@ class DynamicEmbeddingOptimizer(OptimizerWrapper):
 
     @_ops.not_converted
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
-        """Steps, and then tells the policies of the variables which rows were stepped."""
+        """Steps, and then reports the stepped rows to the policies of the variables."""
         grads = list(grads)
         if trainable_variables is not None:
             trainable_variables = list(trainable_variables)
         super().apply(grads, trainable_variables)
         if isinstance(self._stepper, Parts):
-            # The wrapper of each of the MultiOptimizer's optimizers has told them.
+            # The wrapper of each of the MultiOptimizer's optimizers has reported them.
             return
         stepped: dict[RestrictPolicy, list[tf.Tensor]] = {}
         variables = trainable_variables or self._stepper.variables
