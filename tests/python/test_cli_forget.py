@@ -86,7 +86,7 @@ def test_forget(capsys, tmp_path, ranks):
     assert again == (0, "nothing to remove\n")
     assert contents(path) == before
     assert [entry.name for entry in path.iterdir() if entry.name.startswith(".")] == []
-    # A reader that was open has the rows still, and follows; another one has not.
+    # A reader that was open still has the rows, and follows; a new reader does not have them.
     assert reader.contains([2, 4], "user").tolist() == [True, True]
     publish(
         path,

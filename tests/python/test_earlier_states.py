@@ -133,7 +133,7 @@ def test_a_rollback_is_followed(tmp_path, chain, number, capsys):
     de.incremental_dump(tmp_path, table)
     assert reader.follow() == 1
     assert reader.lookup([1])[0, 0] == 8
-    # So can a rollback be rolled back.
+    # A rollback can be rolled back, too.
     assert cli.main(["rollback", str(tmp_path), "--to", marks[5].id]) == 0
     assert reader.follow() == 1
     assert reader.lookup([1])[0, 0] == 6

@@ -75,8 +75,8 @@ def test_losses_equal_the_keras_embedding(name):
     losses = []
     for layer, optimizer in ((static, make()), (dynamic, de.OptimizerWrapper(make()))):
         model = functional(layer)
-        # Keras would compile the static model by XLA, whose sums are others, and which on a GPU
-        # needs more of CUDA than TensorFlow itself.
+        # Keras would compile the static model by XLA, whose sums differ, and which needs more of
+        # CUDA on a GPU than TensorFlow itself.
         model.compile(optimizer, BCE, jit_compile=False)
         record = Losses()
         model.fit(ids, labels, batch_size=16, shuffle=False, callbacks=[record], verbose=0)

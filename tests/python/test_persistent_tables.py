@@ -24,7 +24,7 @@ def make(path, rows=100, states=1, name="t", **options):
 
 
 def fill(table, keys, value):
-    """Sets the vectors of keys, in pieces that fit memory."""
+    """Sets the vectors of keys, in chunks that fit memory."""
     values = np.broadcast_to(np.asarray(value, np.float32), (len(keys), DIM))
     for at in range(0, len(keys), 90):
         table.upsert(keys[at : at + 90], values[at : at + 90])
