@@ -176,7 +176,7 @@ class _SparseParts:
         self.combiners = strings_of(op, "combiners")
 
     def upstream(self, grads: Sequence[tf.Tensor | None]) -> list[tf.Tensor]:
-        """Returns the gradients of `outputs`; zeros for those that have none."""
+        """Returns the gradients of `outputs`; zeros for outputs that have none."""
         return [
             tf.zeros_like(output) if grad is None else tf.convert_to_tensor(grad)
             for output, grad in zip(self.outputs, grads[: self.count], strict=True)

@@ -2,8 +2,8 @@
 
     python trainer.py FOLDER
 
-After the export, only the tables are trained: the dense weights of a served model are those that it
-was exported with. For each line on standard input, a number, the trainer publishes this number of
+After the export, only the tables are trained: a served model keeps the dense weights that it was
+exported with. For each line on standard input, a number, the trainer publishes this number of
 deltas; it ends with the input. Lines on standard output say what it has done.
 
 After each snapshot, the trainer writes to `probes.jsonl` how it scores a fixed request, so that

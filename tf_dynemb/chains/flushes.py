@@ -107,7 +107,7 @@ class Flush:
             content.end()
 
     def rows_of(self, bits: Bits) -> dict[pathlib.Path, Rows]:
-        """Returns the rows of keys in each file that has some, also those that moved since."""
+        """Returns the rows of keys in each file that has some, including rows that moved since."""
         found = {}
         for segment in self._segments:
             rows = self._rows_in(segment, bits)

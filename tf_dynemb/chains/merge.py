@@ -66,7 +66,7 @@ def rollback(path: str | os.PathLike[str], id_: str) -> Snapshot:
     """Publishes the state of a snapshot at `path`, which can be superseded, as the newest base.
 
     Readers that follow the path take it, as the latest state of their tables. All snapshots stay:
-    `prune` removes those that are superseded.
+    `prune` removes the superseded ones.
 
     Args:
         path: the path of the chain.

@@ -218,7 +218,7 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
             store[f"{i}_info"] = np.frombuffer(saved.info.encode(), dtype=np.uint8)
 
     def load_own_variables(self, store: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Replaces the rows of each table with those that `save_own_variables` wrote.
+        """Replaces the rows of each table with the rows that `save_own_variables` wrote.
 
         Their optimizer state is loaded too if the optimizer is built, as with the optimizer's own
         variables in Keras.

@@ -353,7 +353,7 @@ def _exclude(
     optimizer: keras.optimizers.Optimizer,
     variables: list[keras.Variable],
 ) -> None:
-    """Excludes variables from weight decay, and those with the names that `before` excludes."""
+    """Excludes variables, and the names that `before` excludes, from weight decay."""
     pattern = getattr(before, "_exclude_from_weight_decay_pattern", None)
     if variables or pattern is not None:
         if not isinstance(optimizer, OptimizerWrapper):

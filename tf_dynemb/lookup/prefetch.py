@@ -266,7 +266,7 @@ class _Reader:
         )
 
     def _read_owned(self, keys: Sequence[Any]) -> tuple[Any, Any]:
-        """Reads the rows that other ranks ask for, those in files without the tables' locks."""
+        """Reads the rows that other ranks ask for; rows in files without the tables' locks."""
         files = [
             (table.variable, table_keys)
             for table, table_keys in zip(self._tables, keys, strict=True)

@@ -217,7 +217,8 @@ class Embedding(multi_table_embedding.MultiTableEmbedding):
                 that loses state.
 
         Raises:
-            FileNotFoundError: there is no such snapshot; the message lists those that are there.
+            FileNotFoundError: there is no such snapshot; the message lists the snapshots that are
+                there.
             ValueError: the snapshot is of tables of another number, width or type.
             tf_dynemb.storage.DataLossError: a file is damaged.
             TypeError, RuntimeError: as in `tf_dynemb.load`.
@@ -261,8 +262,8 @@ class MultiTableEmbedding(Embedding):
         seed: with `name` and the number of the table, it determines the initial vector of each id,
             on any number of ranks and in any order.
         trainable: whether the tables are trained.
-        **table_options: the fields of `TableOptions` for all tables, which override those that
-            follow from `store_options`.
+        **table_options: the fields of `TableOptions` for all tables, which override the options
+            that follow from `store_options`.
 
     Raises:
         TypeError, ValueError: an argument is invalid; the message names it.

@@ -18,7 +18,7 @@ from tf_dynemb.variables.unwrap import unwrap
 def distinct(
     grads: Sequence[Gradient | None], variables: Sequence[tf.Variable | keras.Variable]
 ) -> tuple[list[Gradient | None], list[tf.Variable | keras.Variable]]:
-    """Unwraps variables of this package, and drops those that come twice with one gradient.
+    """Unwraps variables of this package, and drops variables that come twice with one gradient.
 
     `[*model.trainable_variables, model.table]` has the table twice: as a weight of Keras and as
     itself. `tape.gradient` returns the same object for both.

@@ -52,7 +52,7 @@ class _Pooled:
         self.dims = [int(held.shape[1]) for held in self.held]
 
     def upstream(self, grads: Sequence[tf.Tensor | None]) -> list[tf.Tensor]:
-        """Returns the gradients of the pooled vectors; zeros for those that have none."""
+        """Returns the gradients of the pooled vectors; zeros for vectors that have none."""
         return [
             tf.zeros_like(output) if grad is None else tf.convert_to_tensor(grad)
             for output, grad in zip(self.outputs, grads[: self.num_features], strict=True)

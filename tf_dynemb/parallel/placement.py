@@ -120,7 +120,7 @@ def common_device(tables: Sequence[Placed | tf.Variable]) -> str:
 def by_placement(tables: Sequence[Placed]) -> list[list[int]]:
     """Returns, for each place, the numbers of the tables in it: an operator needs one place.
 
-    Tables of one device are in one place, except for those in the host's memory.
+    Tables of one device are in one place, except for tables in the host's memory.
     """
     groups: dict[tuple[str, bool], list[int]] = {}
     for i, table in enumerate(tables):

@@ -301,7 +301,7 @@ class Chain:
 
         Args:
             path: the path.
-            begin: a name; if it is in the chain, those before it are left out.
+            begin: a name; if it is in the chain, the names before it are left out.
 
         Raises:
             FileNotFoundError: there is no snapshot.
@@ -327,7 +327,7 @@ class Chain:
                 UTC: the last snapshot that was published and is not of a later time.
 
         Raises:
-            FileNotFoundError: there is no such snapshot; the message names those that there are.
+            FileNotFoundError: there is no such snapshot; the message names the existing ones.
             ValueError: several snapshots have these first digits.
             DataLossError: a manifest is damaged.
         """

@@ -101,7 +101,7 @@ class TableOptions:
             `tf.device("CPU")`, it is the same as "host", or "file" with `file_path`.
             "host": in host memory.
             "file": in host memory, as far as max_dram_for_vectors allows, and the others in files
-            in the folder `file_path`. Rows that are used move to memory, and those that have not
+            in the folder `file_path`. Rows that are used move to memory, and the rows that have not
             been used for longest leave it. See docs/larger_than_memory.md.
         init_capacity: the number of rows for which index and memory are allocated at the start; any
             positive integer. With several ranks, this and all other numbers of rows count the rows
@@ -296,8 +296,8 @@ class TableOptions:
             )
         if limit == 0 and self.var_type != "hybrid":
             raise ValueError(
-                "max_dram_for_vectors=0 needs var_type 'hybrid', with all rows in memory in GPU "
-                f"memory, got {self.var_type!r}."
+                "max_dram_for_vectors=0 needs var_type 'hybrid', whose rows in memory are then all "
+                f"in GPU memory, got {self.var_type!r}."
             )
         if path is None:
             raise ValueError(

@@ -41,7 +41,7 @@ class Table:
     """The hash table of a `DynamicVariable`: its options, and the state in its rows.
 
     Cuts, snapshots and checkpoints only need this class. The variable adds the methods that
-    TensorFlow calls, including those for its checkpoints.
+    TensorFlow calls, including the methods for its checkpoints.
 
     Args:
         dimension: as in `DynamicVariable`, like the next six.

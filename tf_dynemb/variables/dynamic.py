@@ -436,7 +436,7 @@ class DynamicVariable(served.InSavedModel, Retention, resource_variable_ops.Reso
         )
 
     def __dir__(self) -> list[str]:
-        """Returns the names of attributes, without those that can only raise an error."""
+        """Returns the names of attributes, except attributes that can only raise an error."""
         return sorted(set(super().__dir__()) - _ONLY_RAISE)
 
     # A table has no elements to compare, so it equals only itself, and can be in sets and dicts.

@@ -60,8 +60,8 @@ class Retention(Table):
           2^32 - 1.
         - "epoch_lfu": epoch * 2^20 + count. The epoch is the number of the epoch in which the last
           such lookup was. The count is as above, at most 2^20 - 1. Epochs have numbers from 0 to
-          4095: when the next number would be 4096, all epochs are moved down by 2048, those below
-          it to 0.
+          4095: when the next number would be 4096, all epochs are moved down by 2048, and epochs
+          below 2048 to 0.
         - "score": the score that was set; 0 for a new row.
 
         Reading scores is not an access.
@@ -243,7 +243,7 @@ class Retention(Table):
         )
 
     def evict(self, to_rows: int) -> tf.Tensor:
-        """Evicts rows until at most `to_rows` are left: those with the lowest scores.
+        """Evicts the rows with the lowest scores until at most `to_rows` are left.
 
         Unlike a full table that makes room for a key, this compares all rows. The evicted keys are
         deletions in the next delta.

@@ -47,7 +47,7 @@ def _gradient(op: tf.Operation, *output_grads: tf.Tensor | None) -> list[tf.Tens
 def _without_refused(
     vectors: tf.Tensor, factors: tf.Tensor, rows: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the terms of ids: zeros for those whose keys a table's admission has refused."""
+    """Returns the terms of ids: zeros for ids whose keys a table's admission has refused."""
     skipped = tf.equal(rows, _ops.SKIPPED_ROW)
     refused = skipped | tf.equal(rows, _ops.UNADMITTED_ROW)
     vectors = tf.where(refused[:, tf.newaxis], tf.zeros_like(vectors), vectors)
