@@ -1,0 +1,280 @@
+#include "cc/ranks/gloo_wire.h"
+
+#include <netdb.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <exception>
+#include <new>
+#include <thread>
+#include <utility>
+
+#include "gloo/transport/tcp/context.h"
+#include "gloo/transport/tcp/device.h"
+#include "gloo/transport/tcp/unbound_buffer.h"
+
+namespace dynemb {
+namespace {
+
+using SteadyTime = std::chrono::steady_clock::time_point;
+
+// Tags of exchanges are hashes; this one is for reasons of failures.
+constexpr uint64_t kReasonTag = ~uint64_t{0};
+constexpr size_t kReasonBytes = 1024;
+constexpr std::chrono::seconds kToTell{1};
+// The time for what has left this process to arrive, before its connection is reset.
+constexpr std::chrono::milliseconds kToArrive{200};
+
+// Finds the first address of a host that this machine can listen at, as a number. (Gloo resolves
+// names itself, and uses the result without looking whether there is one.)
+Status Resolve(const std::string& host, std::string* address) {
+  addrinfo hints{}, *found = nullptr;
+  hints.ai_socktype = SOCK_STREAM;
+  const int error = getaddrinfo(host.c_str(), nullptr, &hints, &found);
+  if (error != 0) return Internal(gai_strerror(error));
+  std::string reason = "it has no address";
+  for (const addrinfo* at = found; at != nullptr && address->empty(); at = at->ai_next) {
+    const int listening = socket(at->ai_family, at->ai_socktype, at->ai_protocol);
+    char text[NI_MAXHOST];
+    if (listening < 0 || bind(listening, at->ai_addr, at->ai_addrlen) != 0) {
+      reason = strerror(errno);
+    } else if (getnameinfo(at->ai_addr, at->ai_addrlen, text, sizeof(text), nullptr, 0,
+                           NI_NUMERICHOST) == 0) {
+      *address = text;
+    }
+    if (listening >= 0) close(listening);
+  }
+  freeaddrinfo(found);
+  return address->empty() ? Internal(reason) : Status();
+}
+
+}  // namespace
+
+// Memory that is sent to one rank, or received from one. Gloo's own buffers close all connections
+// when a wait times out; these only return.
+class GlooWire::Buffer : public gloo::transport::tcp::UnboundBuffer {
+ public:
+  using UnboundBuffer::UnboundBuffer;
+
+  void Send(int rank, uint64_t tag) { send(rank, tag, 0, size); }
+  void Receive(int rank, uint64_t tag) { recv(rank, tag, 0, size); }
+  void ReceiveFromAny(std::vector<int> ranks, uint64_t tag) {
+    recv(std::move(ranks), tag, 0, size);
+  }
+
+  // Wait until `end`; return whether the bytes have arrived, or have left. Throw if the connection
+  // has closed.
+  bool AwaitReceived(SteadyTime end) { return Await(recvCv_, recvCompletions_, end); }
+  bool AwaitSent(SteadyTime end) { return Await(sendCv_, sendCompletions_, end); }
+
+ private:
+  template <class Condition>
+  bool Await(Condition& changed, const int& completions, SteadyTime end) {
+    std::unique_lock<std::mutex> lock(m_);
+    return changed.wait_until(lock, end, [&] {
+      if (completions == 0) throwIfException();
+      return completions > 0;
+    });
+  }
+};
+
+class GlooWire::Mesh {
+ public:
+  Mesh(int rank, int size, const std::string& host, std::chrono::milliseconds timeout)
+      : device_(gloo::transport::tcp::CreateDevice(gloo::transport::tcp::attr(host.c_str()))),
+        context_(device_->createContext(rank, size)) {
+    context_->setTimeout(timeout);
+  }
+
+  std::string Listen(int rank) {
+    const std::vector<char> bytes = context_->createPair(rank)->address().bytes();
+    return {bytes.begin(), bytes.end()};
+  }
+  void Connect(int rank, const std::string& address) {
+    context_->getPair(rank)->connect({address.begin(), address.end()});
+  }
+  void Close(int size, int self) {
+    for (int r = 0; r < size; ++r) {
+      if (r != self) context_->getPair(r)->close();
+    }
+  }
+  std::unique_ptr<Buffer> MakeBuffer(char* data, size_t bytes) {
+    return std::make_unique<Buffer>(
+        std::static_pointer_cast<gloo::transport::tcp::Context>(context_), data, bytes);
+  }
+
+ private:
+  const std::shared_ptr<gloo::transport::Device> device_;
+  const std::shared_ptr<gloo::transport::Context> context_;
+};
+
+struct GlooWire::Transfer {
+  int rank;
+  std::unique_ptr<Buffer> buffer;
+};
+
+GlooWire::GlooWire(int rank, int size, std::chrono::milliseconds timeout)
+    : Wire(rank, size, timeout),
+      addresses_(static_cast<size_t>(size)),
+      heard_text_(kReasonBytes, '\0') {}
+
+// Gloo closes the connections after what was sent, unlike Mesh::Close.
+GlooWire::~GlooWire() = default;
+
+Status GlooWire::Listen(int rank, int size, const std::string& host,
+                        std::chrono::milliseconds timeout, std::unique_ptr<GlooWire>* wire) {
+  std::unique_ptr<GlooWire> made(new GlooWire(rank, size, timeout));
+  const std::string on = "rank " + std::to_string(rank) + " cannot listen at '" + host + "': ";
+  std::string address;
+  const Status resolved = Resolve(host, &address);
+  if (!resolved.ok()) return Internal(on + resolved.message());
+  try {
+    made->mesh_ = std::make_unique<Mesh>(rank, size, address, timeout);
+    for (int r = 0; r < size; ++r) {
+      if (r != rank) made->addresses_[static_cast<size_t>(r)] = made->mesh_->Listen(r);
+    }
+  } catch (const std::bad_alloc&) {
+    throw;
+  } catch (const std::exception& e) {
+    return Internal(on + e.what());
+  }
+  *wire = std::move(made);
+  return Status();
+}
+
+Status GlooWire::Connect(const std::vector<std::string>& addresses) {
+  if (addresses.size() != addresses_.size()) {
+    return InvalidArgument(std::to_string(addresses.size()) + " addresses for " +
+                           std::to_string(size()) + " ranks");
+  }
+  int other = 0;
+  try {
+    std::vector<int> others;
+    for (; other < size(); ++other) {
+      if (other == rank()) continue;
+      mesh_->Connect(other, addresses[static_cast<size_t>(other)]);
+      others.push_back(other);
+    }
+    if (others.empty()) return Status();
+    heard_ = mesh_->MakeBuffer(heard_text_.data(), heard_text_.size());
+    heard_->ReceiveFromAny(std::move(others), kReasonTag);
+  } catch (const std::bad_alloc&) {
+    throw;
+  } catch (const std::exception& e) {
+    return Fail("rank " + std::to_string(rank()) + " cannot connect to rank " +
+                std::to_string(other) + ": " + e.what());
+  }
+  return Status();
+}
+
+std::string GlooWire::On(const std::string& operation) const {
+  return operation + " on rank " + std::to_string(rank()) + ": ";
+}
+
+Status GlooWire::Exchange(uint64_t tag, const std::string& operation, const Slices& to,
+                          const Slices& from) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!failure_.ok()) return failure_;
+  }
+  const SteadyTime end = std::chrono::steady_clock::now() + timeout();
+  std::vector<Transfer> received, sent;
+  const auto late = [&](const char* what, const std::vector<Transfer>& transfers, size_t first,
+                        bool (Buffer::*await)(SteadyTime)) {
+    std::vector<int> ranks;
+    for (size_t i = first; i < transfers.size(); ++i) {
+      if (!(transfers[i].buffer.get()->*await)({})) ranks.push_back(transfers[i].rank);
+    }
+    return Fail(On(operation) + RankList(ranks) + (ranks.size() == 1 ? " has " : " have ") + what +
+                " for " + SecondsText(timeout()));
+  };
+  int other = rank();
+  try {
+    for (int i = 1; i < size(); ++i) {
+      other = (rank() + size() - i) % size();
+      if (from[other].bytes == 0) continue;
+      received.push_back({other, mesh_->MakeBuffer(from[other].data, from[other].bytes)});
+      received.back().buffer->Receive(other, tag);
+    }
+    for (int i = 1; i < size(); ++i) {
+      other = (rank() + i) % size();
+      if (to[other].bytes == 0) continue;
+      sent.push_back({other, mesh_->MakeBuffer(to[other].data, to[other].bytes)});
+      sent.back().buffer->Send(other, tag);
+    }
+    if (to[rank()].bytes != 0) memcpy(from[rank()].data, to[rank()].data, to[rank()].bytes);
+    for (size_t i = 0; i < received.size(); ++i) {
+      other = received[i].rank;
+      if (!received[i].buffer->AwaitReceived(end)) {
+        return late("sent nothing", received, i, &Buffer::AwaitReceived);
+      }
+    }
+    for (size_t i = 0; i < sent.size(); ++i) {
+      other = sent[i].rank;
+      if (!sent[i].buffer->AwaitSent(end)) {
+        return late("received nothing", sent, i, &Buffer::AwaitSent);
+      }
+    }
+  } catch (const std::bad_alloc&) {
+    (void)Fail(On(operation) + "out of memory");
+    throw;
+  } catch (const std::exception&) {
+    return FailClosed(other, operation);
+  }
+  return Status();
+}
+
+Status GlooWire::FailClosed(int other, const std::string& operation) {
+  std::string reason =
+      On(operation) + "rank " + std::to_string(other) + " has ended, or its connection is lost";
+  try {
+    // The reason came before the end of the connection, but perhaps not before this call.
+    if (heard_->AwaitReceived(std::chrono::steady_clock::now() + kToTell)) {
+      reason = heard_text_.c_str();
+    }
+  } catch (const std::exception&) {  // that connection has closed, too
+  }
+  return Fail(reason);
+}
+
+Status GlooWire::Fail(const std::string& reason) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!failure_.ok()) return failure_;
+    failure_ = Internal(reason);
+  }
+  Tell(reason);
+  std::lock_guard<std::mutex> lock(mutex_);
+  return failure_;
+}
+
+void GlooWire::Tell(const std::string& reason) {
+  std::string text(kReasonBytes, '\0');
+  text.replace(0, std::min(reason.size(), kReasonBytes - 1), reason, 0, kReasonBytes - 1);
+  std::vector<std::unique_ptr<Buffer>> told;
+  for (int r = 0; r < size(); ++r) {
+    if (r == rank()) continue;
+    try {
+      told.push_back(mesh_->MakeBuffer(text.data(), text.size()));
+      told.back()->Send(r, kReasonTag);
+    } catch (const std::exception&) {  // this one cannot be told
+    }
+  }
+  const SteadyTime end = std::chrono::steady_clock::now() + kToTell;
+  for (const std::unique_ptr<Buffer>& buffer : told) {
+    try {
+      (void)buffer->AwaitSent(end);
+    } catch (const std::exception&) {
+    }
+  }
+  std::this_thread::sleep_for(kToArrive);
+  try {
+    mesh_->Close(size(), rank());
+  } catch (const std::exception&) {
+  }
+}
+
+}  // namespace dynemb

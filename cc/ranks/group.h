@@ -1,0 +1,77 @@
+// Group: the collective operations of ranks, over a Wire.
+//
+// An operation has a kind and a name, and matches the operation of the same kind and name on the
+// other ranks; operations with other names may run at the same time. Before any data, each rank
+// announces to each other what it sends. Ranks whose announcements do not fit all return an error
+// that says which rank has what, and the group goes on; a failure of the wire ends the group.
+//
+// All calls are thread-safe, except two with the same kind and name at the same time. They block:
+// not for threads of TensorFlow's pools.
+//
+// Sums are in the order of ranks, and computed once: all ranks have the same bits, whichever engine
+// has carried them.
+#ifndef DYNEMB_RANKS_GROUP_H_
+#define DYNEMB_RANKS_GROUP_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cc/ranks/wire.h"
+#include "cc/table/function_ref.h"
+
+namespace dynemb {
+
+enum class Number { kInt32, kInt64, kFloat16, kBfloat16, kFloat32, kFloat64 };
+
+class Group {
+ public:
+  explicit Group(std::unique_ptr<Wire> wire) : wire_(std::move(wire)) {}
+
+  int rank() const { return wire_->rank(); }
+  int size() const { return wire_->size(); }
+
+  // Ends the group on this rank: its operations fail, and those of the other ranks that wait for
+  // it.
+  void Leave();
+
+  // An operation in the iteration `iteration` of a loop, if it is in one: iterations of one
+  // operation may run at the same time.
+  struct Operation {
+    std::string name;
+    int64_t iteration = 0;
+  };
+
+  // Returns the memory for a result of `rows` rows; null if there is none, and never otherwise.
+  using Allocate = FunctionRef<char*(int64_t rows)>;
+
+  // Sends rows[r] rows of row_bytes bytes to each rank r, in the order of ranks in `data`. Sets
+  // received[r] to the number of rows that rank r has sent; they are written in the order of ranks
+  // to the memory that `allocate` returns for all of them.
+  Status Alltoall(const Operation& operation, const char* data, const std::vector<int64_t>& rows,
+                  size_t row_bytes, std::vector<int64_t>* received, Allocate allocate);
+
+  // Writes the rows of all ranks, in the order of ranks, to the memory that `allocate` returns.
+  Status Allgather(const Operation& operation, const char* data, int64_t rows, size_t row_bytes,
+                   Allocate allocate);
+
+  // Overwrites `bytes` bytes at `data` by those of rank `root`.
+  Status Broadcast(const Operation& operation, int root, char* data, size_t bytes);
+
+  // Sets result[i] to the sum of data[i] of all ranks, for n numbers. 16-bit numbers are summed as
+  // float32 and rounded once. `data` and `result` may be the same.
+  Status Allreduce(const Operation& operation, Number type, const char* data, char* result,
+                   size_t n);
+
+ private:
+  struct Call;
+  Status Announce(Call* call, const std::vector<int64_t>& rows, size_t row_bytes,
+                  std::vector<int64_t>* received);
+
+  const std::unique_ptr<Wire> wire_;
+};
+
+}  // namespace dynemb
+
+#endif  // DYNEMB_RANKS_GROUP_H_

@@ -1,0 +1,71 @@
+// Wire: moves bytes between the ranks of a group. Gloo, MPI and others implement it.
+//
+// Contract. An exchange is collective: each rank calls Exchange with the same tag. Exchanges with
+// different tags may run at the same time, in threads that each rank starts in any order. Those
+// with the same tag match in the order of the calls on each rank, so a caller runs one at a time.
+//
+// Failure. An exchange ends within the timeout of the wire: with all bytes, or with an error that
+// names the ranks that did not answer. A wire that has failed stays failed: buffers may hold bytes
+// of half an exchange, and the ranks no longer agree which exchange is next. Each later call
+// returns the first error. The memory of an exchange that has failed must stay valid until the
+// process ends: an engine may go on to write to it.
+#ifndef DYNEMB_RANKS_WIRE_H_
+#define DYNEMB_RANKS_WIRE_H_
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cc/table/status.h"
+
+namespace dynemb {
+
+// A range of bytes for each rank.
+struct Slices {
+  struct Slice {
+    char* data = nullptr;
+    size_t bytes = 0;
+  };
+  std::vector<Slice> of;
+
+  explicit Slices(int ranks) : of(static_cast<size_t>(ranks)) {}
+  Slice& operator[](int rank) { return of[static_cast<size_t>(rank)]; }
+  const Slice& operator[](int rank) const { return of[static_cast<size_t>(rank)]; }
+};
+
+class Wire {
+ public:
+  Wire(int rank, int size, std::chrono::milliseconds timeout)
+      : rank_(rank), size_(size), timeout_(timeout) {}
+  virtual ~Wire() = default;
+  Wire(const Wire&) = delete;
+  Wire& operator=(const Wire&) = delete;
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  std::chrono::milliseconds timeout() const { return timeout_; }
+
+  // Sends to[r] to each rank r, and receives from[r] of it. The slices of this rank itself are
+  // copied. Lengths are those that the other side has for this rank. `operation` says in errors,
+  // also in those of other ranks, what the exchange was for. Throws std::bad_alloc.
+  virtual Status Exchange(uint64_t tag, const std::string& operation, const Slices& to,
+                          const Slices& from) = 0;
+
+  // Fails the wire with `reason`, and the wires of the other ranks if the engine can tell them.
+  virtual Status Fail(const std::string& reason) = 0;
+
+ private:
+  const int rank_, size_;
+  const std::chrono::milliseconds timeout_;
+};
+
+// "rank 3", or "ranks 1, 2": for messages.
+std::string RankList(const std::vector<int>& ranks);
+// "1.5 s".
+std::string SecondsText(std::chrono::milliseconds time);
+
+}  // namespace dynemb
+
+#endif  // DYNEMB_RANKS_WIRE_H_

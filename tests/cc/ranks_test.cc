@@ -1,0 +1,358 @@
+// The contract of Group, for ranks that are threads, each with a wire over Gloo.
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <numeric>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "cc/ranks/gloo_wire.h"
+#include "cc/ranks/group.h"
+#include "cc/table/half.h"
+#include "tests/cc/test_length.h"
+
+namespace dynemb {
+namespace {
+
+using std::chrono::milliseconds;
+
+// Runs f(r) for each rank r, in a thread for each.
+void OnRanks(int size, const std::function<void(int)>& f) {
+  std::vector<std::thread> threads;
+  for (int r = 0; r < size; ++r) threads.emplace_back(f, r);
+  for (std::thread& t : threads) t.join();
+}
+
+// The wires of a group, connected.
+std::vector<std::unique_ptr<Wire>> Connected(int size, milliseconds timeout) {
+  std::vector<std::unique_ptr<GlooWire>> wires(static_cast<size_t>(size));
+  OnRanks(size, [&](int r) {
+    const Status status =
+        GlooWire::Listen(r, size, "127.0.0.1", timeout, &wires[static_cast<size_t>(r)]);
+    ASSERT_TRUE(status.ok()) << status.message();
+  });
+  OnRanks(size, [&](int r) {
+    std::vector<std::string> addresses;
+    for (const auto& wire : wires) addresses.push_back(wire->addresses()[static_cast<size_t>(r)]);
+    const Status status = wires[static_cast<size_t>(r)]->Connect(addresses);
+    ASSERT_TRUE(status.ok()) << status.message();
+  });
+  std::vector<std::unique_ptr<Wire>> result;
+  for (auto& wire : wires) result.push_back(std::move(wire));
+  return result;
+}
+
+class Ranks {
+ public:
+  explicit Ranks(int size, milliseconds timeout = std::chrono::seconds(60)) {
+    signal(SIGPIPE, SIG_IGN);  // as in Python
+    for (auto& wire : Connected(size, timeout)) {
+      groups_.push_back(std::make_unique<Group>(std::move(wire)));
+    }
+  }
+  int size() const { return static_cast<int>(groups_.size()); }
+  Group& operator[](int r) { return *groups_[static_cast<size_t>(r)]; }
+  void End(int r) { groups_[static_cast<size_t>(r)].reset(); }
+  void Run(const std::function<void(int)>& f) { OnRanks(size(), f); }
+
+ private:
+  std::vector<std::unique_ptr<Group>> groups_;
+};
+
+// A result, and the function that allocates it.
+struct Result {
+  explicit Result(size_t row_bytes) : row_bytes(row_bytes) {}
+  size_t row_bytes;
+  std::string bytes;
+  char* operator()(int64_t rows) {
+    bytes.resize(static_cast<size_t>(rows) * row_bytes);
+    return bytes.data();
+  }
+};
+
+Status Alltoall(Group* group, const Group::Operation& operation, const std::string& data,
+                const std::vector<int64_t>& rows, size_t row_bytes, std::string* received,
+                std::vector<int64_t>* counts) {
+  Result result(row_bytes);
+  const auto allocate = [&](int64_t n) { return result(n); };
+  const Status status = group->Alltoall(operation, data.data(), rows, row_bytes, counts, allocate);
+  *received = result.bytes;
+  return status;
+}
+
+Status Allgather(Group* group, const Group::Operation& operation, const std::string& data,
+                 int64_t rows, size_t row_bytes, std::string* received) {
+  Result result(row_bytes);
+  const auto allocate = [&](int64_t n) { return result(n); };
+  const Status status = group->Allgather(operation, data.data(), rows, row_bytes, allocate);
+  *received = result.bytes;
+  return status;
+}
+
+template <class T>
+Status Allreduce(Group* group, const Group::Operation& operation, Number type,
+                 std::vector<T>* values) {
+  auto* data = reinterpret_cast<char*>(values->data());
+  return group->Allreduce(operation, type, data, data, values->size());
+}
+
+// The slice that rank `from` sends to rank `to` in operation number `number`.
+std::string SliceOf(uint64_t seed, int number, int from, int to, size_t row_bytes) {
+  std::mt19937_64 random(seed * 1000003 + static_cast<uint64_t>(number) * 10007 +
+                         static_cast<uint64_t>(from) * 101 + static_cast<uint64_t>(to));
+  const size_t rows = random() % 4 == 0 ? 0 : random() % (random() % 8 == 0 ? 20000 : 40);
+  std::string bytes(rows * row_bytes, '\0');
+  for (char& c : bytes) c = static_cast<char>(random());
+  return bytes;
+}
+
+class RanksTest : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Sizes, RanksTest, testing::Values(1, 2, 3, 4, 7));
+
+TEST_P(RanksTest, RandomAlltoallsBringEachSliceToItsRank) {
+  Ranks ranks(GetParam());
+  const size_t n = Longer(kSanitized ? 20 : 60);
+  ranks.Run([&](int r) {
+    for (int number = 0; number < static_cast<int>(n); ++number) {
+      const size_t row_bytes = 1 + static_cast<size_t>(number) * 7 % 65;
+      std::string data, expected, received;
+      std::vector<int64_t> rows, expected_counts, counts;
+      for (int other = 0; other < ranks.size(); ++other) {
+        const std::string sent = SliceOf(1, number, r, other, row_bytes);
+        data += sent;
+        rows.push_back(static_cast<int64_t>(sent.size() / row_bytes));
+        const std::string got = SliceOf(1, number, other, r, row_bytes);
+        expected += got;
+        expected_counts.push_back(static_cast<int64_t>(got.size() / row_bytes));
+      }
+      const Status status =
+          Alltoall(&ranks[r], {"random"}, data, rows, row_bytes, &received, &counts);
+      ASSERT_TRUE(status.ok()) << status.message();
+      ASSERT_EQ(counts, expected_counts);
+      ASSERT_EQ(received, expected);
+    }
+  });
+}
+
+TEST_P(RanksTest, OperationsOfOtherNamesRunInAnyOrder) {
+  Ranks ranks(GetParam());
+  constexpr int kNames = 6;
+  ranks.Run([&](int r) {
+    std::vector<int> order(kNames);
+    std::iota(order.begin(), order.end(), 0);
+    std::mt19937 random(static_cast<unsigned>(r));
+    for (size_t round = 0; round < Longer(kSanitized ? 3 : 10); ++round) {
+      std::shuffle(order.begin(), order.end(), random);
+      std::vector<std::thread> threads;
+      for (const int name : order) {
+        threads.emplace_back([&, name] {
+          const size_t row_bytes = 8;
+          const std::string data = SliceOf(2, name, r, 0, row_bytes);
+          std::string expected, received;
+          for (int other = 0; other < ranks.size(); ++other) {
+            expected += SliceOf(2, name, other, 0, row_bytes);
+          }
+          const Group::Operation operation{"name " + std::to_string(name / 2), name % 2};
+          const Status status =
+              Allgather(&ranks[r], operation, data, static_cast<int64_t>(data.size() / row_bytes),
+                        row_bytes, &received);
+          EXPECT_TRUE(status.ok()) << status.message();
+          EXPECT_EQ(received, expected);
+        });
+      }
+      for (std::thread& t : threads) t.join();
+    }
+  });
+}
+
+TEST_P(RanksTest, BroadcastHasTheBytesOfTheRoot) {
+  Ranks ranks(GetParam());
+  ranks.Run([&](int r) {
+    for (int root = 0; root < ranks.size(); ++root) {
+      for (const size_t bytes : {size_t{0}, size_t{1}, size_t{100'000}}) {
+        std::string data(bytes, static_cast<char>('a' + r));
+        ASSERT_TRUE(ranks[r].Broadcast({"b"}, root, data.data(), bytes).ok());
+        EXPECT_EQ(data, std::string(bytes, static_cast<char>('a' + root)));
+      }
+    }
+    char byte = 0;
+    EXPECT_EQ(ranks[r].Broadcast({"b"}, ranks.size(), &byte, 1).code(), Code::kInvalidArgument);
+  });
+}
+
+// The sum in the order of ranks, for numbers whose sum depends on the order.
+TEST_P(RanksTest, SumsAreInTheOrderOfRanks) {
+  Ranks ranks(GetParam());
+  for (const size_t n : {size_t{0}, size_t{1}, size_t{5}, size_t{3000}, size_t{100'001}}) {
+    const auto value = [&](int r, size_t i) {
+      uint64_t bits = (i * 31 + static_cast<size_t>(r) + 1) * 0x9e3779b97f4a7c15u;
+      bits ^= bits >> 29;
+      return std::ldexp(static_cast<float>(static_cast<int32_t>(bits)),
+                        static_cast<int>((bits >> 32) % 60) - 30);
+    };
+    std::vector<std::vector<float>> results(static_cast<size_t>(ranks.size()));
+    ranks.Run([&](int r) {
+      std::vector<float>& values = results[static_cast<size_t>(r)];
+      for (size_t i = 0; i < n; ++i) values.push_back(value(r, i));
+      const Status status = Allreduce(&ranks[r], {"sum"}, Number::kFloat32, &values);
+      ASSERT_TRUE(status.ok()) << status.message();
+    });
+    for (size_t i = 0; i < n; ++i) {
+      float sum = value(0, i);
+      for (int r = 1; r < ranks.size(); ++r) sum += value(r, i);
+      for (const auto& result : results) {
+        ASSERT_EQ(memcmp(&result[i], &sum, sizeof(sum)), 0) << i << " of " << n;
+      }
+    }
+  }
+}
+
+TEST_P(RanksTest, SumsOfEveryType) {
+  Ranks ranks(GetParam());
+  ranks.Run([&](int r) {
+    const auto size = static_cast<size_t>(ranks.size());
+    std::vector<int32_t> wrapped{2147483647, r};
+    ASSERT_TRUE(Allreduce(&ranks[r], {"i4"}, Number::kInt32, &wrapped).ok());
+    EXPECT_EQ(wrapped[0], static_cast<int32_t>(static_cast<uint32_t>(size) * 2147483647u));
+    EXPECT_EQ(wrapped[1], static_cast<int32_t>(size * (size - 1) / 2));
+    std::vector<int64_t> large{int64_t{1} << 40};
+    ASSERT_TRUE(Allreduce(&ranks[r], {"i8"}, Number::kInt64, &large).ok());
+    EXPECT_EQ(large[0], static_cast<int64_t>(size << 40));
+    std::vector<double> small{1e-300};
+    ASSERT_TRUE(Allreduce(&ranks[r], {"f8"}, Number::kFloat64, &small).ok());
+    EXPECT_NEAR(small[0] / (static_cast<double>(size) * 1e-300), 1, 1e-15);
+    // 2048 + 1 + 1 ... in float16: 2048, if each sum were rounded.
+    using Float16 = HalfFormat<DType::kFloat16>;
+    std::vector<uint16_t> half{Float16::ToNearest(r == 0 ? 2048.0f : 1.0f)};
+    ASSERT_TRUE(Allreduce(&ranks[r], {"f2"}, Number::kFloat16, &half).ok());
+    EXPECT_EQ(half[0], Float16::ToNearest(2048.0f + static_cast<float>(size - 1)));
+    using Bfloat16 = HalfFormat<DType::kBfloat16>;
+    std::vector<uint16_t> brain{Bfloat16::ToNearest(r == 0 ? 256.0f : 1.0f)};
+    ASSERT_TRUE(Allreduce(&ranks[r], {"b2"}, Number::kBfloat16, &brain).ok());
+    EXPECT_EQ(brain[0], Bfloat16::ToNearest(256.0f + static_cast<float>(size - 1)));
+  });
+}
+
+TEST(RanksErrorTest, AnnouncementsThatDoNotFitAreNamedAndTheGroupGoesOn) {
+  Ranks ranks(3);
+  ranks.Run([&](int r) {
+    std::string received;
+    const size_t row_bytes = r == 1 ? 16 : 8;
+    Status status = Allgather(&ranks[r], {"g"}, std::string(16, 'x'),
+                              static_cast<int64_t>(16 / row_bytes), row_bytes, &received);
+    EXPECT_EQ(status.code(), Code::kInvalidArgument);
+    EXPECT_NE(status.message().find("allgather 'g': rank "), std::string::npos);
+    EXPECT_NE(status.message().find("16"), std::string::npos) << status.message();
+
+    std::vector<float> values(r == 2 ? 5 : 4, 1.0f);
+    status = Allreduce(&ranks[r], {"s"}, Number::kFloat32, &values);
+    EXPECT_EQ(status.code(), Code::kInvalidArgument);
+    EXPECT_NE(status.message().find("elements"), std::string::npos) << status.message();
+
+    values.assign(4, 1.0f);
+    EXPECT_TRUE(Allreduce(&ranks[r], {"s"}, Number::kFloat32, &values).ok());
+    EXPECT_EQ(values[3], 3.0f);
+  });
+}
+
+TEST(RanksErrorTest, ARankThatDoesNotCallIsNamedOnAllOthers) {
+  Ranks ranks(3, milliseconds(500));
+  ranks.Run([&](int r) {
+    if (r == 2) return;
+    std::string received;
+    const Status status = Allgather(&ranks[r], {"all"}, "x", 1, 1, &received);
+    EXPECT_EQ(status.code(), Code::kInternal);
+    EXPECT_NE(status.message().find("allgather 'all' on rank "), std::string::npos);
+    EXPECT_NE(status.message().find(": rank 2 has sent nothing for 0.5 s"), std::string::npos)
+        << status.message();
+    // The first failure stays.
+    EXPECT_EQ(Allgather(&ranks[r], {"next"}, "x", 1, 1, &received).message(), status.message());
+  });
+}
+
+TEST(RanksErrorTest, RanksThatCallOtherOperationsNameEachOther) {
+  Ranks ranks(2, milliseconds(500));
+  ranks.Run([&](int r) {
+    std::string received;
+    const Status status = Allgather(&ranks[r], {r == 0 ? "first" : "second"}, "x", 1, 1, &received);
+    EXPECT_EQ(status.code(), Code::kInternal);
+    EXPECT_NE(status.message().find("has sent nothing for 0.5 s"), std::string::npos)
+        << status.message();
+  });
+}
+
+// Rank 0 waits for rank 1, which waits for rank 2: both name rank 2.
+TEST(RanksErrorTest, TheReasonOfANeighbourThatGaveUpIsPassedOn) {
+  Ranks ranks(3, milliseconds(1000));
+  ranks.Run([&](int r) {
+    if (r == 2) return;
+    std::string received;
+    if (r == 0) std::this_thread::sleep_for(milliseconds(500));
+    const Status status = Allgather(&ranks[r], {r == 0 ? "a" : "b"}, "x", 1, 1, &received);
+    EXPECT_NE(status.message().find("allgather 'b' on rank 1: ranks 0, 2 have sent nothing"),
+              std::string::npos)
+        << status.message();
+  });
+}
+
+TEST(RanksErrorTest, ARankThatEndsIsNamedAtOnce) {
+  Ranks ranks(3);
+  const auto begin = std::chrono::steady_clock::now();
+  ranks.Run([&](int r) {
+    if (r == 1) {
+      std::this_thread::sleep_for(milliseconds(100));
+      return ranks.End(1);
+    }
+    std::string received;
+    const Status status = Allgather(&ranks[r], {"all"}, "x", 1, 1, &received);
+    EXPECT_NE(status.message().find("rank 1 has ended, or its connection is lost"),
+              std::string::npos)
+        << status.message();
+  });
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(30));
+}
+
+// More bytes than the system keeps for a rank that does not receive.
+TEST(RanksErrorTest, ARankThatStopsReceivingIsNamed) {
+  const auto wires = Connected(2, milliseconds(500));
+  std::string data(64 << 20, 'x');
+  Slices to(2), from(2);
+  to[1] = {data.data(), data.size()};
+  const Status status = wires[0]->Exchange(1, "send", to, from);
+  EXPECT_EQ(status.message(), "send on rank 0: rank 1 has received nothing for 0.5 s");
+}
+
+TEST(RanksErrorTest, AnAddressAtWhichNobodyCanListen) {
+  // One of another machine, a name that nobody has, and no name.
+  for (const std::string host : {"192.0.2.1", "no.such.host.invalid", ""}) {
+    std::unique_ptr<GlooWire> wire;
+    const Status status = GlooWire::Listen(0, 2, host, milliseconds(100), &wire);
+    EXPECT_EQ(status.code(), Code::kInternal);
+    EXPECT_EQ(status.message().find("rank 0 cannot listen at '" + host + "': "), 0u)
+        << status.message();
+  }
+}
+
+TEST(RanksErrorTest, AResultWithoutMemory) {
+  Ranks ranks(2, milliseconds(500));
+  ranks.Run([&](int r) {
+    const Status status = ranks[r].Allgather({"g"}, "x", 1, 1, [&](int64_t) -> char* {
+      static char memory[2];
+      return r == 0 ? nullptr : memory;
+    });
+    EXPECT_EQ(status.code(), r == 0 ? Code::kResourceExhausted : Code::kInternal)
+        << status.message();
+  });
+}
+
+}  // namespace
+}  // namespace dynemb
