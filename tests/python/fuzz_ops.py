@@ -380,12 +380,40 @@ def right_snapshot_calls(keys, vectors):
             {"keys_path": tf.constant(FILE), "keys_offset": zero, "num_keys": one,
              "key_bytes": tf.constant(8, i64), "index_path": tf.constant(FILE),
              "index_offset": tf.constant(32, i64), "log_slots": one}, {}),
+        **calls_of_ranks(vectors),
+    }  # fmt: skip
+
+
+def group_of_one_rank():
+    """A group whose operations need no other rank."""
+    group, addresses = ops.dynemb_ranks_listen("127.0.0.1", 0, 1, 5.0)
+    ops.dynemb_ranks_connect(group, addresses)
+    return group
+
+
+def calls_of_ranks(vectors):
+    group, fresh = group_of_one_rank(), ops.dynemb_ranks_listen("127.0.0.1", 0, 1, 5.0)
+    operation = {"operation": "fuzz"}
+    return {
+        "dynemb_ranks_listen": (
+            {"host": tf.constant("127.0.0.1"), "rank": tf.constant(0), "size": tf.constant(1),
+             "timeout": tf.constant(5.0, tf.float64)}, {}),
+        "dynemb_ranks_connect": ({"group": fresh[0], "addresses": fresh[1]}, {}),
+        "dynemb_ranks_join_mpi": (
+            {"library": tf.constant("no_such_library.so"), "timeout": tf.constant(5.0, tf.float64)},
+            {}),
+        "dynemb_ranks_alltoall": (
+            {"group": group, "data": vectors, "splits": tf.constant([IDS])}, operation),
+        "dynemb_ranks_allgather": ({"group": group, "data": vectors}, operation),
+        "dynemb_ranks_broadcast": ({"group": group, "data": vectors}, operation | {"root": 0}),
+        "dynemb_ranks_allreduce": ({"group": group, "data": [vectors, vectors]}, operation),
+        "dynemb_ranks_leave": ({"group": group_of_one_rank()}, {}),
     }  # fmt: skip
 
 
 # Without these, no call would succeed.
 KEPT = ("handle", "handles", "others", "snapshot", "bags", "num_bags", "descriptor", "path")
-KEPT += ("folder",)
+KEPT += ("folder", "group")
 
 
 def spoil(garbage, inputs, attributes):

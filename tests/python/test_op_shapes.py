@@ -100,6 +100,22 @@ def load_rows(table, **inputs):
     return ops.dynemb_load_rows(table, **inputs)
 
 
+def alltoall(group, data, splits):
+    return ops.dynemb_ranks_alltoall(group, data, splits, operation="a")
+
+
+def allgather(group, data):
+    return ops.dynemb_ranks_allgather(group, data, operation="a")
+
+
+def broadcast(group, data):
+    return ops.dynemb_ranks_broadcast(group, data, root=1, operation="a")
+
+
+def allreduce(group, a, b):
+    return ops.dynemb_ranks_allreduce(group, [a, b], operation="a")
+
+
 def swap_rows(table, other, tick, utc_ns):
     return ops.dynemb_swap_rows([table], [other], tick, utc_ns)
 
@@ -240,6 +256,13 @@ RIGHT = [
     (ops.dynemb_advance_clock, {"tick": (i64, []), "utc_ns": (i64, [])}, []),
     (ops.dynemb_tick_before, {"utc_ns": (i64, [])}, [[]]),
     (ops.dynemb_crc32c, CRC, [[None]]),
+    (alltoall, {"group": H, "data": (f32, [5, DIM]), "splits": (i32, [3])}, [[None, DIM], [3]]),
+    (alltoall, {"group": (res, UNKNOWN), "data": (f32, UNKNOWN), "splits": (i32, UNKNOWN)},
+     [None, None]),
+    (allgather, {"group": H, "data": (f32, [5, DIM])}, [[None, DIM]]),
+    (allgather, {"group": H, "data": (f32, UNKNOWN)}, [None]),
+    (broadcast, {"group": H, "data": (f32, [5, DIM])}, [[5, DIM]]),
+    (allreduce, {"group": H, "a": (f32, [5, DIM]), "b": (f32, [])}, [[5, DIM], []]),
 ]  # fmt: skip
 
 
@@ -354,6 +377,12 @@ WRONG = [
                            ("state", (f32, [0])), ("updates", (u32, [4])),
                            ("accesses", (u32, [5, 1])), ("base", (i64, [1])),
                            ("tick", (i64, [1]))]),
+        (alltoall, {"group": H, "data": (f32, [5]), "splits": (i32, [2])},
+         [("group", VECTOR_HANDLE), ("data", (f32, [])), ("splits", (i32, []))]),
+        (allgather, {"group": H, "data": (f32, [5])},
+         [("group", VECTOR_HANDLE), ("data", (f32, []))]),
+        (broadcast, {"group": H, "data": (f32, [5])}, [("group", VECTOR_HANDLE)]),
+        (allreduce, {"group": H, "a": (f32, [5]), "b": (f32, [])}, [("group", VECTOR_HANDLE)]),
         (swap_rows, {"table": TABLE, "other": TABLE, "tick": (i64, []), "utc_ns": (i64, [])},
          [("table", VECTOR_HANDLE), ("other", VECTOR_HANDLE), ("tick", (i64, [1])),
           ("utc_ns", (i64, [1]))]),

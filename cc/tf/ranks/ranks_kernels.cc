@@ -1,0 +1,390 @@
+// Kernels of ranks_ops.cc. Collective operations wait in threads of a pool without a bound, so that
+// none holds up a thread of TensorFlow's pools, or another operation.
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "cc/ranks/gloo_wire.h"
+#include "cc/ranks/group.h"
+#include "cc/ranks/mpi_wire.h"
+#include "cc/tf/table_resource.h"
+#include "tensorflow/core/platform/unbounded_work_queue.h"
+
+namespace dynemb {
+namespace {
+
+constexpr int kMostRanks = 1 << 16;
+
+class GroupResource : public tf::ResourceBase {
+ public:
+  explicit GroupResource(std::unique_ptr<GlooWire> wire) : listening_(std::move(wire)) {}
+  explicit GroupResource(std::unique_ptr<Wire> wire)
+      : group_(std::make_unique<Group>(std::move(wire))) {}
+
+  std::string DebugString() const override { return "a group of ranks"; }
+
+  absl::Status Connect(const std::vector<std::string>& addresses) {
+    if (listening_ == nullptr) return absl::FailedPreconditionError("group is connected already");
+    DYNEMB_RETURN_IF_LIBRARY_ERROR(listening_->Connect(addresses));
+    group_ = std::make_unique<Group>(std::move(listening_));
+    return absl::OkStatus();
+  }
+  // Null before Connect.
+  Group* group() const { return group_.get(); }
+  void Leave() {
+    if (group_ != nullptr) group_->Leave();
+  }
+
+ private:
+  std::unique_ptr<GlooWire> listening_;
+  std::unique_ptr<Group> group_;
+};
+
+// An error of another rank, or of a connection. (In a function, TensorFlow makes an InternalError
+// of an UnavailableError.)
+absl::Status OfGroup(const Status& status) {
+  return status.code() == Code::kInternal ? absl::AbortedError(status.message()) : ToAbsl(status);
+}
+
+absl::Status GetTimeout(const tf::Tensor& tensor, std::chrono::milliseconds* timeout) {
+  TF_RETURN_IF_ERROR(CheckScalar(tensor, "timeout"));
+  const double seconds = tensor.scalar<double>()();
+  if (!(seconds > 0 && seconds <= 1e9)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("timeout must be in (0, 1e9] seconds, got ", seconds));
+  }
+  *timeout = std::chrono::milliseconds(static_cast<int64_t>(std::ceil(seconds * 1000)));
+  return absl::OkStatus();
+}
+
+absl::Status OutputGroup(tf::OpKernelContext* ctx, GroupResource* group) {
+  tf::Tensor* handle = nullptr;
+  const absl::Status status = ctx->allocate_output(0, tf::TensorShape({}), &handle);
+  if (!status.ok()) {
+    group->Unref();
+    return status;
+  }
+  handle->scalar<tf::ResourceHandle>()() =
+      tf::ResourceHandle::MakeRefCountingHandle(group, ctx->device()->name());
+  return absl::OkStatus();
+}
+
+class ListenOp : public DynembOp {
+ public:
+  using DynembOp::DynembOp;
+
+ private:
+  absl::Status Run(tf::OpKernelContext* ctx) override {
+    TF_RETURN_IF_ERROR(CheckScalar(ctx->input(0), "host"));
+    TF_RETURN_IF_ERROR(CheckScalar(ctx->input(1), "rank"));
+    TF_RETURN_IF_ERROR(CheckScalar(ctx->input(2), "size"));
+    std::chrono::milliseconds timeout;
+    TF_RETURN_IF_ERROR(GetTimeout(ctx->input(3), &timeout));
+    const std::string host = ctx->input(0).scalar<tf::tstring>()();
+    const int rank = ctx->input(1).scalar<int32_t>()(), size = ctx->input(2).scalar<int32_t>()();
+    if (size < 1 || size > kMostRanks || rank < 0 || rank >= size) {
+      return absl::InvalidArgumentError(absl::StrCat("size must be in [1, ", kMostRanks,
+                                                     "] and rank in [0, size), got rank ", rank,
+                                                     " and size ", size));
+    }
+    std::unique_ptr<GlooWire> wire;
+    const Status status = GlooWire::Listen(rank, size, host, timeout, &wire);
+    if (!status.ok()) return OfGroup(status);
+    tf::tstring* addresses;
+    TF_RETURN_IF_ERROR(Output(ctx, 1, {size}, &addresses));
+    for (const std::string& address : wire->addresses()) *addresses++ = address;
+    return OutputGroup(ctx, new GroupResource(std::move(wire)));
+  }
+};
+
+class ConnectOp : public DynembOp {
+ public:
+  using DynembOp::DynembOp;
+
+ private:
+  absl::Status Run(tf::OpKernelContext* ctx) override {
+    TF_RETURN_IF_ERROR(CheckScalar(ctx->input(0), "group"));
+    tf::core::RefCountPtr<GroupResource> group;
+    TF_RETURN_IF_ERROR(
+        tf::LookupResource(ctx, ctx->input(0).scalar<tf::ResourceHandle>()(), &group));
+    const tf::Tensor& given = ctx->input(1);
+    if (given.dims() != 1) return absl::InvalidArgumentError("addresses must be a vector");
+    const auto texts = given.vec<tf::tstring>();
+    return group->Connect({texts.data(), texts.data() + texts.size()});
+  }
+};
+
+class LeaveOp : public DynembOp {
+ public:
+  using DynembOp::DynembOp;
+
+ private:
+  absl::Status Run(tf::OpKernelContext* ctx) override {
+    TF_RETURN_IF_ERROR(CheckScalar(ctx->input(0), "group"));
+    tf::core::RefCountPtr<GroupResource> group;
+    TF_RETURN_IF_ERROR(
+        tf::LookupResource(ctx, ctx->input(0).scalar<tf::ResourceHandle>()(), &group));
+    group->Leave();
+    return absl::OkStatus();
+  }
+};
+
+class JoinMpiOp : public DynembOp {
+ public:
+  using DynembOp::DynembOp;
+
+ private:
+  absl::Status Run(tf::OpKernelContext* ctx) override {
+    TF_RETURN_IF_ERROR(CheckScalar(ctx->input(0), "library"));
+    std::chrono::milliseconds timeout;
+    TF_RETURN_IF_ERROR(GetTimeout(ctx->input(1), &timeout));
+    std::unique_ptr<MpiWire> wire;
+    const Status status = MpiWire::Join(ctx->input(0).scalar<tf::tstring>()(), timeout, &wire);
+    if (!status.ok()) return OfGroup(status);
+    int32_t *rank, *size;
+    tf::tstring* version;
+    TF_RETURN_IF_ERROR(Output(ctx, 1, {}, &rank));
+    TF_RETURN_IF_ERROR(Output(ctx, 2, {}, &size));
+    TF_RETURN_IF_ERROR(Output(ctx, 3, {}, &version));
+    *rank = wire->rank();
+    *size = wire->size();
+    *version = wire->version();
+    return OutputGroup(ctx, new GroupResource(std::unique_ptr<Wire>(std::move(wire))));
+  }
+};
+
+// A collective operation. Run blocks until the other ranks have called it, too.
+class CollectiveOp : public tf::AsyncOpKernel {
+ public:
+  explicit CollectiveOp(tf::OpKernelConstruction* ctx) : AsyncOpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("operation", &operation_));
+  }
+
+  void ComputeAsync(tf::OpKernelContext* ctx, DoneCallback done) final {
+    static auto* const threads = new tf::UnboundedWorkQueue(tf::Env::Default(), "dynemb_ranks");
+    threads->Schedule([this, ctx, done = std::move(done)] {
+      try {
+        const absl::Status status = RunInGroup(ctx);
+        if (!status.ok()) ctx->SetStatus(status);
+      } catch (const std::bad_alloc&) {
+        ctx->SetStatus(absl::ResourceExhaustedError(absl::StrCat(name(), ": out of memory")));
+      } catch (const std::exception& e) {
+        ctx->SetStatus(absl::InternalError(absl::StrCat(name(), ": ", e.what())));
+      }
+      done();
+    });
+  }
+
+ protected:
+  virtual absl::Status Run(tf::OpKernelContext* ctx, const Group::Operation& operation,
+                           Group* group) = 0;
+
+  // The bytes of a row, if the first dimension has the rows. Fails if data has no such dimension,
+  // or elements that are not plain bytes.
+  absl::Status RowBytes(const tf::Tensor& data, size_t* bytes) const {
+    TF_RETURN_IF_ERROR(CheckBytes(data));
+    if (data.dims() < 1) return absl::InvalidArgumentError("data must have at least one dimension");
+    *bytes = static_cast<size_t>(tf::DataTypeSize(data.dtype()));
+    for (int d = 1; d < data.dims(); ++d) *bytes *= static_cast<size_t>(data.dim_size(d));
+    return absl::OkStatus();
+  }
+  absl::Status CheckBytes(const tf::Tensor& data) const {
+    if (tf::DataTypeCanUseMemcpy(data.dtype())) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat("data of type ", tf::DataTypeString(data.dtype()), " cannot be sent"));
+  }
+  static char* Bytes(const tf::Tensor& tensor) {
+    static char none;  // an empty tensor has no memory
+    return tensor.TotalBytes() == 0 ? &none : static_cast<char*>(tensor.data());
+  }
+
+ private:
+  absl::Status RunInGroup(tf::OpKernelContext* ctx) {
+    TF_RETURN_IF_ERROR(CheckScalar(ctx->input(0), "group"));
+    tf::core::RefCountPtr<GroupResource> group;
+    TF_RETURN_IF_ERROR(
+        tf::LookupResource(ctx, ctx->input(0).scalar<tf::ResourceHandle>()(), &group));
+    if (group->group() == nullptr) {
+      return absl::FailedPreconditionError("group is not connected yet");
+    }
+    const absl::Status status = Run(ctx, {operation_, ctx->frame_iter().iter_id}, group->group());
+    if (absl::IsAborted(status)) Keep(ctx);
+    return status;
+  }
+  // An engine may go on to use the memory of an exchange that has failed (wire.h).
+  static void Keep(tf::OpKernelContext* ctx) {
+    static std::mutex mutex;
+    static auto* const kept = new std::vector<tf::Tensor>;
+    std::lock_guard<std::mutex> lock(mutex);
+    for (int i = 1; i < ctx->num_inputs(); ++i) kept->push_back(ctx->input(i));
+    for (int i = 0; i < ctx->num_outputs(); ++i) {
+      if (ctx->mutable_output(i) != nullptr) kept->push_back(*ctx->mutable_output(i));
+    }
+  }
+
+  std::string operation_;
+};
+
+class AlltoallOp : public CollectiveOp {
+ public:
+  using CollectiveOp::CollectiveOp;
+
+ private:
+  absl::Status Run(tf::OpKernelContext* ctx, const Group::Operation& operation,
+                   Group* group) override {
+    const tf::Tensor &data = ctx->input(1), &splits = ctx->input(2);
+    size_t row_bytes = 0;
+    TF_RETURN_IF_ERROR(RowBytes(data, &row_bytes));
+    TF_RETURN_IF_ERROR(CheckShape(splits, tf::TensorShape({group->size()}), "splits"));
+    const int32_t* split = Data<int32_t>(splits);
+    const std::vector<int64_t> rows(split, split + group->size());
+    int64_t left = data.dim_size(0);
+    for (const int64_t n : rows) {
+      if (n < 0 || n > left) left = -1;
+      if (left >= 0) left -= n;
+    }
+    if (left != 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("splits must be the numbers of rows for each rank, ", data.dim_size(0),
+                       " together, got ", splits.SummarizeValue(group->size())));
+    }
+    std::vector<int64_t> received;
+    tf::Tensor* result = nullptr;
+    const auto allocate = [&](int64_t n) -> char* {
+      tf::TensorShape shape = data.shape();
+      shape.set_dim(0, n);
+      return ctx->allocate_output(0, shape, &result).ok() ? Bytes(*result) : nullptr;
+    };
+    const Status status =
+        group->Alltoall(operation, Bytes(data), rows, row_bytes, &received, allocate);
+    if (!status.ok()) return OfGroup(status);
+    int32_t* counts;
+    TF_RETURN_IF_ERROR(Output(ctx, 1, {group->size()}, &counts));
+    std::copy(received.begin(), received.end(), counts);
+    return absl::OkStatus();
+  }
+};
+
+class AllgatherOp : public CollectiveOp {
+ public:
+  using CollectiveOp::CollectiveOp;
+
+ private:
+  absl::Status Run(tf::OpKernelContext* ctx, const Group::Operation& operation,
+                   Group* group) override {
+    const tf::Tensor& data = ctx->input(1);
+    size_t row_bytes = 0;
+    TF_RETURN_IF_ERROR(RowBytes(data, &row_bytes));
+    tf::Tensor* result = nullptr;
+    const auto allocate = [&](int64_t n) -> char* {
+      tf::TensorShape shape = data.shape();
+      shape.set_dim(0, n);
+      return ctx->allocate_output(0, shape, &result).ok() ? Bytes(*result) : nullptr;
+    };
+    return OfGroup(group->Allgather(operation, Bytes(data), data.dim_size(0), row_bytes, allocate));
+  }
+};
+
+class BroadcastOp : public CollectiveOp {
+ public:
+  explicit BroadcastOp(tf::OpKernelConstruction* ctx) : CollectiveOp(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("root", &root_));
+  }
+
+ private:
+  absl::Status Run(tf::OpKernelContext* ctx, const Group::Operation& operation,
+                   Group* group) override {
+    const tf::Tensor& data = ctx->input(1);
+    TF_RETURN_IF_ERROR(CheckBytes(data));
+    tf::Tensor* result = nullptr;
+    TF_RETURN_IF_ERROR(ctx->allocate_output(0, data.shape(), &result));
+    if (group->rank() == root_) memcpy(Bytes(*result), Bytes(data), data.TotalBytes());
+    return OfGroup(group->Broadcast(operation, root_, Bytes(*result), data.TotalBytes()));
+  }
+
+  int root_;
+};
+
+Number NumberOf(tf::DataType type) {
+  switch (type) {
+    case tf::DT_INT32:
+      return Number::kInt32;
+    case tf::DT_INT64:
+      return Number::kInt64;
+    case tf::DT_HALF:
+      return Number::kFloat16;
+    case tf::DT_BFLOAT16:
+      return Number::kBfloat16;
+    case tf::DT_DOUBLE:
+      return Number::kFloat64;
+    default:
+      return Number::kFloat32;
+  }
+}
+
+// Several tensors are reduced as one.
+class AllreduceOp : public CollectiveOp {
+ public:
+  using CollectiveOp::CollectiveOp;
+
+ private:
+  absl::Status Run(tf::OpKernelContext* ctx, const Group::Operation& operation,
+                   Group* group) override {
+    const int tensors = ctx->num_outputs();
+    const Number type = NumberOf(ctx->input_dtype(1));
+    int64_t n = 0;
+    std::vector<tf::Tensor*> results(static_cast<size_t>(tensors));
+    for (int i = 0; i < tensors; ++i) {
+      n += ctx->input(1 + i).NumElements();
+      TF_RETURN_IF_ERROR(
+          ctx->allocate_output(i, ctx->input(1 + i).shape(), &results[static_cast<size_t>(i)]));
+    }
+    if (tensors == 1) {
+      return OfGroup(group->Allreduce(operation, type, Bytes(ctx->input(1)), Bytes(*results[0]),
+                                      static_cast<size_t>(n)));
+    }
+    tf::Tensor packed;
+    TF_RETURN_IF_ERROR(ctx->allocate_temp(ctx->input_dtype(1), tf::TensorShape({n}), &packed));
+    char* const all = Bytes(packed);
+    size_t at = 0;
+    for (int i = 0; i < tensors; ++i) {
+      const tf::Tensor& data = ctx->input(1 + i);
+      memcpy(all + at, Bytes(data), data.TotalBytes());
+      at += data.TotalBytes();
+    }
+    const Status status = group->Allreduce(operation, type, all, all, static_cast<size_t>(n));
+    if (!status.ok()) {
+      static auto* const kept = new std::vector<tf::Tensor>;  // as in CollectiveOp::Keep
+      static std::mutex mutex;
+      std::lock_guard<std::mutex> lock(mutex);
+      kept->push_back(packed);
+      return OfGroup(status);
+    }
+    at = 0;
+    for (const tf::Tensor* result : results) {
+      memcpy(Bytes(*result), all + at, result->TotalBytes());
+      at += result->TotalBytes();
+    }
+    return absl::OkStatus();
+  }
+};
+
+#define DYNEMB_REGISTER(op, Kernel) \
+  REGISTER_KERNEL_BUILDER(Name(op).Device(tensorflow::DEVICE_CPU), Kernel)
+DYNEMB_REGISTER("DynembRanksListen", ListenOp);
+DYNEMB_REGISTER("DynembRanksConnect", ConnectOp);
+DYNEMB_REGISTER("DynembRanksLeave", LeaveOp);
+DYNEMB_REGISTER("DynembRanksJoinMpi", JoinMpiOp);
+DYNEMB_REGISTER("DynembRanksAlltoall", AlltoallOp);
+DYNEMB_REGISTER("DynembRanksAllgather", AllgatherOp);
+DYNEMB_REGISTER("DynembRanksBroadcast", BroadcastOp);
+DYNEMB_REGISTER("DynembRanksAllreduce", AllreduceOp);
+
+}  // namespace
+}  // namespace dynemb
