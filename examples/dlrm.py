@@ -1,7 +1,7 @@
 """Trains DLRM on Criteo's click logs, or on synthetic clicks, on one or several ranks.
 
     python examples/dlrm.py                                  # small, synthetic clicks, one process
-    horovodrun -np 2 python examples/dlrm.py --phases        # two ranks, and where the time goes
+    tf-dynemb run -np 2 examples/dlrm.py --phases            # two ranks, and where the time goes
     horovodrun -np 8 python examples/dlrm.py --preset mlperf --data /data/criteo --layout mlperf
 
 The 26 tables are dynamic: neither the number of ids nor their range needs to be known. criteo.py
@@ -194,7 +194,7 @@ def write_profile(
 
 def run(options: argparse.Namespace) -> dict[str, float] | None:
     """Trains, tests and measures; rank 0 returns the figures that it printed."""
-    de.init()  # initializes Horovod if horovodrun started this process
+    de.init()  # joins the ranks that a launcher has started
     comm = communicator.get()
     devices = tf.config.list_physical_devices("GPU")
     if devices:  # the dense part of a rank runs on its own GPU

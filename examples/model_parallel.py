@@ -1,10 +1,10 @@
 """Trains the quickstart's model on several ranks: the table is spread over them.
 
-    horovodrun -np 2 python examples/model_parallel.py
+    tf-dynemb run -np 2 examples/model_parallel.py
 
 Each rank trains on its part of every batch. A row of the table is held by its owner, and its vector
 is sent to the ranks that look it up. Every rank has a copy of the dense weights, whose gradients
-are averaged. The ranks therefore train as one process would on whole batches; without horovodrun,
+are averaged. The ranks therefore train as one process would on whole batches; without a launcher,
 this script is that process.
 """
 
@@ -82,7 +82,7 @@ def predict_part(
 
 def run(options: argparse.Namespace) -> dict[str, float] | None:
     """Trains, scores and dumps; rank 0 returns the measured figures."""
-    de.init()  # initializes Horovod if horovodrun started this process
+    de.init()  # joins the ranks that a launcher has started
     comm = communicator.get()
     keras.utils.set_random_seed(options.seed + comm.rank)  # dropout differs between ranks
     data = adult.load(options.data, options.seed)

@@ -1,9 +1,9 @@
 """Where the time of a training step goes, from TensorFlow's profiler, on every rank.
 
 Each operator belongs to a phase, by its type and name. The time of an exchange between ranks
-belongs to no operator: the exchange is in flight from the moment when it is handed to Horovod until
-TensorFlow learns that it is done. Other operators may run in between. Each phase therefore has two
-figures:
+belongs to no operator: the exchange is in flight from the moment when it is handed to its engine
+until TensorFlow learns that it is done. Other operators may run in between. Each phase therefore
+has two figures:
 
 - *alone*: these times add up to the step. An instant is divided equally among the phases whose
   operators run. If none runs, it belongs to the exchanges in flight; if none is in flight, to the
@@ -102,10 +102,10 @@ class Shares(NamedTuple):
 
 def phase_of(name: str, kind: str) -> str:
     """Returns the phase of an operator, by its node's name and its type."""
-    if kind == "HorovodAlltoall":
+    if kind in ("HorovodAlltoall", "DynembRanksAlltoall"):
         last = re.sub(r"_\d+$", "", name.rsplit("/", 1)[-1])
         return next((p for p, names in EXCHANGES.items() if last in names), "other operators")
-    if kind.startswith("Horovod"):
+    if kind.startswith(("Horovod", "DynembRanks")):
         return ALLREDUCE
     for phase, kinds in OF_OPERATORS.items():
         if kind in kinds:

@@ -19,7 +19,6 @@ from tf_dynemb._version import __version__
 
 if TYPE_CHECKING:
     from tf_dynemb import callbacks, layers, oneembedding, serving, storage, tfra
-    from tf_dynemb.communicator import init
     from tf_dynemb.layers.conversion import from_keras, to_keras
     from tf_dynemb.lookup.lookup_sparse import lookup_sparse
     from tf_dynemb.lookup.prefetch import prefetch_lookup
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from tf_dynemb.persistence.model_dump import incremental_model_dump
     from tf_dynemb.persistence.naming import named_tables
     from tf_dynemb.persistence.watermark import Watermark
+    from tf_dynemb.ranks.start import init
     from tf_dynemb.saved_models.export import export_saved_model
     from tf_dynemb.sok.load import load_sok_dump
     from tf_dynemb.sok.names import SGD, all2all_dense_embedding, sparse_read_and_evict
@@ -103,7 +103,7 @@ _HOMES = {
     "from_keras": "layers.conversion",
     "incremental_dump": "persistence.dump",
     "incremental_model_dump": "persistence.model_dump",
-    "init": "communicator",
+    "init": "ranks.start",
     "layers": None,
     "load": "persistence.load",
     "load_sok_dump": "sok.load",

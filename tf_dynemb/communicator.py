@@ -1,13 +1,15 @@
-"""The ranks that train together: the only module that uses Horovod.
+"""The ranks that train together: what the rest of the package knows of them.
 
-There are two kinds of `Communicator`: `LOCAL`, a group of one process, and the group that Horovod
-has been initialized with. `get()` returns the current one. The rest of the package uses it without
-knowing its kind.
+A `Communicator` is a group of ranks: `LOCAL`, a group of one process; the group of an engine that
+`init` has joined (tf_dynemb/ranks); or the group that Horovod has been initialized with. `get()`
+returns the current one. The rest of the package uses it without knowing its kind. This is the only
+module that uses Horovod.
 
 Every operation that involves other ranks is *collective*: all ranks call it, in the same order,
-with the same names. If a rank's process ends, the calls of the other ranks fail at once. If a rank
-merely does not call, the others wait forever, or fail after HOROVOD_STALL_SHUTDOWN_TIME_SECONDS if
-that is set. In both cases the error is tf.errors.UnknownError, "Horovod has been shut down".
+with the same names. If a rank's process ends, the calls of the other ranks fail at once, with
+tf.errors.AbortedError. If a rank merely does not call, they fail after the timeout of `init`.
+(Horovod: with tf.errors.UnknownError, "Horovod has been shut down"; and if a rank does not call,
+only after HOROVOD_STALL_SHUTDOWN_TIME_SECONDS, if that is set.)
 """
 
 from __future__ import annotations
@@ -16,11 +18,9 @@ import abc
 import contextlib
 import contextvars
 import json
-import os
 import re
 import sys
 import types
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -247,6 +247,7 @@ def _as(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
 
 
 LOCAL = _Local()
+_joined: Communicator | None = None
 _horovod: _Horovod | None = None
 _is_alone: contextvars.ContextVar[bool] = contextvars.ContextVar("_is_alone", default=False)
 
@@ -262,8 +263,13 @@ def alone() -> Iterator[None]:
 
 
 def get() -> Communicator:
-    """Returns this process's communicator: Horovod's if it is initialized with several ranks."""
+    """Returns this process's communicator: the one that `init` has set up.
+
+    If a script has initialized Horovod itself, with several ranks, it is Horovod's.
+    """
     global _horovod
+    if _joined is not None:
+        return LOCAL if _is_alone.get() else _joined
     # Horovod can only be initialized if it is imported, so this looks for the module without
     # importing it.
     horovod = sys.modules.get("horovod.tensorflow")
@@ -276,29 +282,18 @@ def get() -> Communicator:
     return _horovod
 
 
-def init(comm_tool: str | None = None, use_legacy_optimizer: bool = False) -> None:
-    """Prepares communication between ranks: imports and initializes Horovod.
+def use(comm: Communicator | None) -> None:
+    """Makes `comm` the communicator of this process; None: that of Horovod, if it is used."""
+    global _joined
+    _joined = comm
 
-    The call is optional in one process, and if the script calls `hvd.init()` itself.
 
-    Args:
-        comm_tool: "horovod". None: Horovod if `horovodrun` started this process, otherwise nothing.
-            Any other name sets up no communication, as in SOK, and is warned of.
-        use_legacy_optimizer: SOK's argument, without effect: Keras 3 has no legacy optimizers.
+def horovod_ranks() -> None:
+    """Imports and initializes Horovod.
 
     Raises:
-        TypeError: `comm_tool` is not a string.
-        ImportError: Horovod is required and not installed; the message says how to install it.
+        ImportError: it is not installed; the message says how to install it.
     """
-    if comm_tool is not None and not isinstance(comm_tool, str):
-        raise TypeError(f"comm_tool must be a string, got {comm_tool!r}.")
-    if comm_tool not in (None, "horovod"):
-        warnings.warn(
-            f"comm_tool={comm_tool!r} sets up no communication; 'horovod' does.", stacklevel=2
-        )
-        return
-    if comm_tool is None and "HOROVOD_SIZE" not in os.environ:
-        return
     try:
         import horovod.tensorflow as horovod
     except ImportError as error:

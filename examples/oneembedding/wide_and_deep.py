@@ -2,7 +2,7 @@
 
     python examples/oneembedding/wide_and_deep.py             # small, synthetic clicks
     python examples/oneembedding/wide_and_deep.py --data_dir /data/criteo_parquet
-    horovodrun -np 2 python examples/oneembedding/wide_and_deep.py
+    tf-dynemb run -np 2 examples/oneembedding/wide_and_deep.py
 
 The flags and the model come from RecommenderSystems/wide_and_deep in OneFlow's models:
 

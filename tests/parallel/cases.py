@@ -43,6 +43,7 @@ class Launch:
     """Runs cases.
 
     Args:
+        engine: the engine of the ranks.
         ranks: the number of ranks.
         cases: pytest's ids of the cases, relative to `root`.
         root: pytest's rootdir.
@@ -53,6 +54,7 @@ class Launch:
 
     def __init__(
         self,
+        engine: str,
         ranks: int,
         cases: Sequence[str],
         root: pathlib.Path,
@@ -66,7 +68,8 @@ class Launch:
         self._folder = pathlib.Path(self._temporary.name)
         (self._folder / "cases.json").write_text(json.dumps(cases))
         files = dict.fromkeys(case.split("::")[0] for case in cases)
-        self.ended = launch.horovodrun(
+        self.ended = launch.run(
+            engine,
             ranks,
             [
                 *(sys.executable, *PYTEST, "-o", f"faulthandler_timeout={case_limit}"),
@@ -76,6 +79,7 @@ class Launch:
             LAUNCH_LIMIT,
             cwd=root,
             DYNEMB_LAUNCH=str(self._folder),
+            DYNEMB_ENGINE=engine,
             DYNEMB_CASE_LIMIT=str(case_limit),
             PYTEST_DEBUG_TEMPROOT=str(self._folder),
             PYTHONPATH=os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")]),

@@ -1,6 +1,6 @@
 """The script that each rank of test_dump_death.py runs.
 
-    python dump_and_die.py CHAIN REPORTS RANK WHERE
+    python dump_and_die.py ENGINE CHAIN REPORTS RANK WHERE
 
 Dumps a base, after another one if there is none yet, or after a load. If WHERE is "append" or
 "rename", the process of RANK is killed at its fourth `append`, or before its first `rename`; if
@@ -35,10 +35,11 @@ def killing(function, call):
 
 
 def main():
-    chain, reports = map(pathlib.Path, sys.argv[1:3])
-    dying, where = int(sys.argv[3]), sys.argv[4]
-    de.init("horovod")
-    # When a rank dies, horovodrun ends the others, which must write their reports first.
+    engine = sys.argv[1]
+    chain, reports = map(pathlib.Path, sys.argv[2:4])
+    dying, where = int(sys.argv[4]), sys.argv[5]
+    de.init(engine)
+    # When a rank dies, the launcher ends the others, which must write their reports first.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     comm = communicator.get()
     rank = Rank(comm, chain)

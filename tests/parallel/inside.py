@@ -1,9 +1,9 @@
 """A plugin for pytest in each rank: runs the cases in the same order, and keeps the ranks in step.
 
 After each case a rank writes a file with its result, and waits for the files of the others. Ranks
-use files because Horovod is under test. A rank whose case failed leaves Horovod first, which
-releases the ranks that wait for it in a collective operation. After a failure all ranks restart
-Horovod.
+use files because the engine is under test. A rank whose case failed leaves the group first, which
+releases the ranks that wait for it in a collective operation. After a failure all ranks form
+another group.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import socket
 import sys
 import time
 
@@ -19,10 +20,16 @@ import pytest
 
 import tf_dynemb as de
 from tf_dynemb import communicator
+from tf_dynemb.ranks import launchers, start
 
 FOLDER = pathlib.Path(os.environ["DYNEMB_LAUNCH"])
-RANK = int(os.environ["HOROVOD_RANK"])
-SIZE = int(os.environ["HOROVOD_SIZE"])
+ENGINE = os.environ["DYNEMB_ENGINE"]
+# A single rank may have no launcher's variables.
+RANK, SIZE = (launchers.find(os.environ) or (0, 1))[:2]
+
+# The seconds until ranks that do not call are an error. Machines are shared, so that a rank may be
+# late.
+TIMEOUT = float(os.environ.get("DYNEMB_TIMEOUT", "60"))
 
 # The longest wait for the results of the others, in seconds; pytest ends a hanging rank earlier.
 PATIENCE = 1.1 * float(os.environ["DYNEMB_CASE_LIMIT"])
@@ -45,17 +52,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _horovod() -> None:
-    de.init("horovod")
+def _ranks() -> None:
+    de.init(ENGINE, timeout=TIMEOUT)
 
 
 @pytest.fixture(autouse=True)
-def _seeded(_horovod: None) -> None:
+def _seeded(_ranks: None) -> None:
     keras.utils.set_random_seed(1)
 
 
 @pytest.fixture
-def comm(_horovod: None) -> communicator.Communicator:
+def comm(_ranks: None) -> communicator.Communicator:
     """The ranks that run this case."""
     return communicator.get()
 
@@ -95,9 +102,7 @@ def pytest_runtest_protocol(item: pytest.Item):
     partial.rename(partial.with_suffix(".json"))
     if "failed" in [_wait_for(number, rank) for rank in range(SIZE)]:
         _leave()
-        # A new key, because horovodrun may still give ranks of this host the old addresses.
-        os.environ["HOROVOD_HOSTNAME"] = f"after_case_{number}"
-        de.init("horovod")
+        _restart(number)
     return done
 
 
@@ -135,9 +140,32 @@ def _is_alive(rank: int) -> bool:
 
 
 def _leave() -> None:
-    horovod = sys.modules.get("horovod.tensorflow")
-    if horovod is not None:
-        horovod.shutdown()
+    if ENGINE == "horovod":
+        horovod = sys.modules.get("horovod.tensorflow")
+        if horovod is not None:
+            horovod.shutdown()
+    else:
+        start.leave()
+
+
+def _restart(number: int) -> None:
+    """Forms another group after case `number`."""
+    if ENGINE == "horovod":
+        # A new key, because horovodrun may still give ranks of this host the old addresses.
+        os.environ["HOROVOD_HOSTNAME"] = f"after_case_{number}"
+    elif ENGINE == "gloo":
+        # Another port: a rank that is late must not come to the old one.
+        path = FOLDER / f"port_after_{number}"
+        if RANK == 0:
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", 0))
+                partial = path.with_suffix(".partial")
+                partial.write_text(str(probe.getsockname()[1]))
+                partial.rename(path)
+        while not path.exists():
+            time.sleep(0.005)
+        os.environ["MASTER_PORT"] = path.read_text()
+    de.init(ENGINE, timeout=TIMEOUT)
 
 
 @pytest.hookimpl(wrapper=True)

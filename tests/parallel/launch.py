@@ -1,4 +1,4 @@
-"""Starts ranks with horovodrun, and ensures that they end."""
+"""Starts ranks by the launcher of each engine, and ensures that they end."""
 
 from __future__ import annotations
 
@@ -6,12 +6,28 @@ import dataclasses
 import importlib.util
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import time
 
-INSTALLED = importlib.util.find_spec("horovod") is not None
-MISSING = "Horovod is not installed: run `make horovod`"
+# The engines, by the names that `init` has for them; the first one runs all cases.
+ENGINES = ("gloo", "horovod", "mpi")
+
+
+def missing(engine: str) -> str | None:
+    """Returns why ranks of an engine cannot be started; None if they can."""
+    if engine == "horovod" and importlib.util.find_spec("horovod") is None:
+        return "Horovod is not installed: run `make horovod`"
+    if engine == "mpi" and MPIEXEC is None:
+        return "there is no mpiexec: `pip install mpich`"
+    return None
+
+
+# That of this Python (`pip install mpich`) goes before others.
+MPIEXEC = shutil.which("mpiexec", path=str(pathlib.Path(sys.executable).parent)) or shutil.which(
+    "mpiexec"
+)
 
 # `gloo_built` would import TensorFlow, which takes 3 s, to find out whether Horovod has Gloo.
 HOROVODRUN = """
@@ -37,12 +53,17 @@ ENVIRONMENT = {
     "HOROVOD_STALL_CHECK_TIME_SECONDS": "20",
     "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "60",
     "HOROVOD_GLOO_TIMEOUT_SECONDS": "120",
+    # Open MPI's launcher counts cores, and refuses to run for root.
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
 }
 
 
 @dataclasses.dataclass(frozen=True)
 class Ended:
-    """The end of a launch: horovodrun's exit status, or None if the limit ended it."""
+    """The end of a launch: the launcher's exit status, or None if the limit ended it."""
 
     status: int | None
     output: str
@@ -55,7 +76,16 @@ class Ended:
         return "\n".join(kept[-60:])
 
 
-def horovodrun(
+def _launcher(engine: str, ranks: int) -> list[str]:
+    if engine == "gloo":
+        return [sys.executable, "-m", "tf_dynemb", "run", "-np", str(ranks)]
+    if engine == "mpi":
+        return [str(MPIEXEC), "-n", str(ranks)]
+    return [sys.executable, "-c", HOROVODRUN, "--gloo", "--disable-cache", "-np", str(ranks)]
+
+
+def run(
+    engine: str,
     ranks: int,
     command: list[str],
     log: pathlib.Path,
@@ -64,13 +94,13 @@ def horovodrun(
     **environment: str,
 ) -> Ended:
     """Runs a command as several ranks, for at most `limit` seconds; writes its output to `log`."""
-    if not INSTALLED:
-        raise RuntimeError(MISSING)
+    reason = missing(engine)
+    if reason is not None:
+        raise RuntimeError(reason)
     start = time.monotonic()
-    launcher = [sys.executable, "-c", HOROVODRUN, "--gloo", "--disable-cache"]
     with log.open("w") as output:
         process = subprocess.Popen(
-            [*launcher, "-np", str(ranks), *command],
+            [*_launcher(engine, ranks), *command],
             cwd=cwd,
             env={**os.environ, **ENVIRONMENT, **environment},
             stdin=subprocess.DEVNULL,
@@ -87,7 +117,7 @@ def horovodrun(
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends horovodrun, which ends its ranks. If it is killed instead, the ranks end themselves."""
+    """Ends the launcher, which ends its ranks. If it is killed instead, they end themselves."""
     process.terminate()
     try:
         process.wait(20)

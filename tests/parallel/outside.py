@@ -1,7 +1,8 @@
 """The cases of ranks/, as tests of the pytest that a user starts.
 
-One launch for each number of ranks runs the selected cases, when the first of them is due. The
-ranks do everything else that pytest does with a test; this process only reports the result.
+One launch for each engine and number of ranks runs the selected cases, when the first of them is
+due. The ranks do everything else that pytest does with a test; this process only reports the
+result.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from parallel.cases import Launch, Result
 
 CASES = pathlib.Path(__file__).resolve().parent / "ranks"
 
-_launches: dict[int, Launch] = {}
+_launches: dict[tuple[str, int], Launch] = {}
 _RESULT = pytest.StashKey[Result]()
 
 
@@ -34,10 +35,10 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
 
 
 def _run(item: pytest.Item) -> None:
-    if not launch.INSTALLED:
-        from tf_dynemb import communicator  # here, because conftest.py must not import TensorFlow
-
-        pytest.skip(communicator.INSTALL)
+    engine, _ = item.callspec.params["ranks"]
+    reason = launch.missing(engine)
+    if reason is not None:
+        pytest.skip(reason)
     item.stash[_RESULT] = result = _launch(item).result(item.nodeid)
     for title, written in result.sections:
         item.add_report_section("call", title, written)
@@ -48,15 +49,15 @@ def _run(item: pytest.Item) -> None:
 
 
 def _launch(item: pytest.Item) -> Launch:
-    """The launch of all selected cases with this number of ranks."""
-    ranks = item.callspec.params["ranks"]
-    if ranks not in _launches:
+    """The launch of all selected cases with this engine and this number of ranks."""
+    place = engine, ranks = item.callspec.params["ranks"]
+    if place not in _launches:
         cases = [
             other.nodeid
             for other in item.session.items
-            if CASES in other.path.parents and other.callspec.params["ranks"] == ranks
+            if CASES in other.path.parents and other.callspec.params["ranks"] == place
         ]
         verbosity = item.config.get_verbosity("assertions")
         options = ["-o", f"verbosity_assertions={verbosity}"]
-        _launches[ranks] = Launch(ranks, cases, item.config.rootpath, options=options)
-    return _launches[ranks]
+        _launches[place] = Launch(engine, ranks, cases, item.config.rootpath, options=options)
+    return _launches[place]

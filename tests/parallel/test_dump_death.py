@@ -13,22 +13,30 @@ from tf_dynemb import storage
 HERE = pathlib.Path(__file__).resolve().parent
 SIZE = 3
 
-# The errors that Horovod's operators raise, eagerly or in a function.
-HOROVODS_ERRORS = {"UnknownError", "HorovodInternalError"}
+# The errors of the operators, eagerly or in a function.
+ERRORS = {"gloo": {"AbortedError"}, "horovod": {"UnknownError", "HorovodInternalError"}}
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not launch.INSTALLED, reason=launch.MISSING),
-]
+pytestmark = pytest.mark.slow
 
 
-def run(tmp_path, rank, where):
+@pytest.fixture(params=ERRORS)
+def engine(request):
+    reason = launch.missing(request.param)
+    if reason is not None:
+        pytest.skip(reason)
+    return request.param
+
+
+def run(engine, tmp_path, rank, where):
     """Launches ranks, one of which is killed; returns the reports of the others."""
-    ended = launch.horovodrun(
+    ended = launch.run(
+        engine,
         SIZE,
         [
             sys.executable,
-            *map(str, (HERE / "dump_and_die.py", tmp_path / "chain", tmp_path, rank, where)),
+            *map(
+                str, (HERE / "dump_and_die.py", engine, tmp_path / "chain", tmp_path, rank, where)
+            ),
         ],
         tmp_path / "output.txt",
         limit=300,
@@ -54,20 +62,20 @@ def unpublished(path):
     return [name for name in os.listdir(path) if name.startswith(".tmp-")]
 
 
-def test_a_rank_that_is_killed(tmp_path):
+def test_a_rank_that_is_killed(engine, tmp_path):
     chain = tmp_path / "chain"
     for dying, where in ((1, "append"), (0, "rename")):
-        ended, reports = run(tmp_path, dying, where)
+        ended, reports = run(engine, tmp_path, dying, where)
         assert ended.status not in (0, None), ended.tail()
         others = set(range(SIZE)) - {dying}
-        # horovodrun kills ranks after some seconds; on a busy machine, one may not have reported.
+        # The launcher kills ranks after some seconds; on a busy machine, one may not have reported.
         assert reports.keys() <= others
         assert reports, ended.tail()
-        assert set(reports.values()) <= HOROVODS_ERRORS
+        assert set(reports.values()) <= ERRORS[engine]
         assert versions(chain) == {1}
         # Rank 0 removes the unpublished files if it survives.
         assert len(unpublished(chain)) == (dying == 0) or 0 not in reports
-    ended, reports = run(tmp_path, 0, "never")
+    ended, reports = run(engine, tmp_path, 0, "never")
     assert ended.status == 0, ended.tail()
     assert reports == dict.fromkeys(range(SIZE), "dumped")
     assert versions(chain) == {2}

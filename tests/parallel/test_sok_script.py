@@ -11,7 +11,9 @@ from parallel import launch
 
 HERE = pathlib.Path(__file__).resolve().parent
 
-pytestmark = pytest.mark.skipif(not launch.INSTALLED, reason=launch.MISSING)
+pytestmark = pytest.mark.skipif(
+    launch.missing("horovod") is not None, reason=str(launch.missing("horovod"))
+)
 
 
 def test_a_script_for_sok(tmp_path):
@@ -19,7 +21,8 @@ def test_a_script_for_sok(tmp_path):
     for ranks in (1, 2):
         folder = tmp_path / str(ranks)
         folder.mkdir()
-        ended = launch.horovodrun(
+        ended = launch.run(
+            "horovod",
             ranks,
             [sys.executable, str(HERE / "sok_script.py"), str(folder)],
             folder / "output.txt",

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import tf_dynemb as de
 from tf_dynemb import communicator
+from tf_dynemb.ranks import start
 
 
 @pytest.fixture(autouse=True)
@@ -18,7 +19,11 @@ def alone(monkeypatch):
     """No Horovod has been imported, and horovodrun has not started the process."""
     monkeypatch.delitem(sys.modules, "horovod.tensorflow", raising=False)
     monkeypatch.delitem(sys.modules, "horovod", raising=False)
-    monkeypatch.delenv("HOROVOD_SIZE", raising=False)
+    for name in ("HOROVOD_SIZE", "WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "TF_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(start, "_joined", None)
+    yield
+    communicator.use(None)
 
 
 class Horovod(types.ModuleType):
@@ -80,7 +85,7 @@ def test_the_error_without_horovod_names_the_installer(monkeypatch, started_by_h
         de.init(None if started_by_horovodrun else "horovod")
 
 
-@pytest.mark.parametrize("tool", ["mpi", "", "Horovod"])
+@pytest.mark.parametrize("tool", ["MPI", "", "Horovod"])
 def test_other_tools_set_up_nothing(tool, install):
     horovod = install(0, 2)
     with pytest.warns(UserWarning, match=f"comm_tool='{tool}' sets up no communication"):
@@ -139,3 +144,152 @@ def test_a_horovod_from_other_sources_is_refused(install, monkeypatch):
     install(0, 2).init()
     with pytest.raises(RuntimeError, match=r"`make horovod`.*tools/horovod\.sh install PYTHON"):
         communicator.get()
+
+
+class Joined(communicator._Local):
+    """A group that an engine has joined."""
+
+    def __init__(self, rank=0, size=2):
+        self.rank, self.size, self.left = rank, size, 0
+
+    def leave(self):
+        self.left += 1
+
+
+@pytest.fixture
+def engines(monkeypatch):
+    """Replaces the engines; returns the calls: the name of the engine, and its arguments."""
+    calls = []
+
+    def engine(name):
+        def join(*arguments):
+            calls.append((name, *arguments))
+            return Joined()
+
+        return join
+
+    monkeypatch.setattr(start, "over_gloo", engine("gloo"))
+    monkeypatch.setattr(start, "over_mpi", engine("mpi"))
+    monkeypatch.setattr(start, "find_mpi", lambda environment: "libmpi.so.12")
+    monkeypatch.delenv(start.SECRET, raising=False)
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    monkeypatch.delenv("MASTER_PORT", raising=False)
+    return calls
+
+
+def started(monkeypatch, **variables):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+
+
+def test_named_ranks_meet_by_gloo(engines, monkeypatch, caplog):
+    started(monkeypatch, RANK="0", WORLD_SIZE="7")  # the arguments go before a launcher's variables
+    caplog.set_level("INFO", "tf_dynemb")
+    de.init(rank=1, size=np.int64(2), address="h:123", timeout=5)
+    assert engines == [("gloo", 1, 2, "h", 123, 5.0, None)]
+    assert isinstance(communicator.get(), Joined)
+    assert "rank 0 of 2, from the arguments of init; by Gloo, met at h:123" in caplog.text
+    with communicator.alone():
+        assert communicator.get() is communicator.LOCAL
+
+
+def test_launched_ranks(engines, monkeypatch):
+    started(monkeypatch, RANK="1", WORLD_SIZE="4", MASTER_ADDR="m", MASTER_PORT="7")
+    started(monkeypatch, TF_DYNEMB_RANKS_SECRET="s")
+    de.init()
+    assert engines == [("gloo", 1, 4, "m", 7, 60.0, "s")]
+
+
+@pytest.mark.parametrize("tool", [None, "mpi"])
+def test_ranks_of_mpiexec(engines, monkeypatch, tool):
+    started(monkeypatch, PMI_RANK="1", PMI_SIZE="4")
+    de.init(tool)
+    assert engines == [("mpi", "libmpi.so.12", 60.0)]
+
+
+def test_ranks_of_mpiexec_without_its_library(engines, monkeypatch):
+    monkeypatch.setattr(start, "find_mpi", lambda environment: None)
+    started(monkeypatch, PMI_RANK="1", PMI_SIZE="4")
+    with pytest.raises(RuntimeError, match=r"init\('mpi'\): no MPI library.*TF_DYNEMB_MPI"):
+        de.init("mpi")
+    de.init()
+    assert engines == [("gloo", 1, 4, "127.0.0.1", 29500, 60.0, None)]
+
+
+def test_ranks_of_horovodrun_by_another_engine(engines, monkeypatch):
+    started(monkeypatch, HOROVOD_RANK="1", HOROVOD_SIZE="2")
+    de.init("gloo")
+    assert engines == [("gloo", 1, 2, "127.0.0.1", 29500, 60.0, None)]
+
+
+def test_ranks_of_mpiexec_that_do_not_meet(engines, monkeypatch):
+    def late(*arguments):
+        raise TimeoutError("ranks 1 of 2 have not come")
+
+    monkeypatch.setattr(start, "over_gloo", late)
+    started(monkeypatch, PMI_RANK="0", PMI_SIZE="2")
+    with pytest.raises(
+        TimeoutError, match=r"^ranks 1 of 2 have.*mpiexec does not say.*MASTER_ADDR"
+    ):
+        de.init("gloo")
+    assert communicator.get() is communicator.LOCAL
+
+
+@pytest.mark.parametrize("tool", ["gloo", "mpi", None])
+def test_one_process_joins_nothing(engines, tool):
+    de.init(tool)
+    de.init(tool, rank=0, size=1, address="h:1")
+    assert engines == []
+    assert communicator.get() is communicator.LOCAL
+
+
+def test_a_process_joins_once(engines):
+    de.init(rank=0, size=2, address="h:1")
+    de.init("gloo", rank=0, size=2, address="h:1")
+    assert len(engines) == 1
+    with pytest.raises(RuntimeError, match=r"init\('mpi'\).*joined its ranks by 'gloo'"):
+        de.init("mpi", rank=0, size=2, address="h:1")
+    joined = communicator.get()
+    start.leave()
+    assert joined.left == 1
+    assert communicator.get() is communicator.LOCAL
+    start.leave()
+    de.init(rank=0, size=2, address="h:1")
+    assert len(engines) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"rank": 0}, ValueError, "rank, size and address must be given together, got rank=0"),
+        ({"size": 2, "address": "h:1"}, ValueError, "must be given together"),
+        ({"rank": 2, "size": 2, "address": "h:1"}, ValueError, "rank=2, size=2"),
+        ({"rank": -1, "size": 2, "address": "h:1"}, ValueError, "rank=-1, size=2"),
+        ({"rank": 0, "size": 0, "address": "h:1"}, ValueError, "rank=0, size=0"),
+        ({"rank": 0.0, "size": 2, "address": "h:1"}, TypeError, "rank must be an integer, got 0.0"),
+        (
+            {"rank": 0, "size": True, "address": "h:1"},
+            TypeError,
+            "size must be an integer, got True",
+        ),
+        ({"rank": 0, "size": 2, "address": 29500}, TypeError, "address must be 'host:port'"),
+        (
+            {"rank": 0, "size": 2, "address": "h"},
+            ValueError,
+            "address must be 'host:port', got 'h'",
+        ),
+        ({"timeout": 0}, ValueError, "timeout must be in"),
+        ({"timeout": float("nan")}, ValueError, "timeout must be in"),
+        ({"timeout": "60"}, TypeError, "timeout must be a number of seconds, got '60'"),
+        ({"comm_tool": 1}, TypeError, "comm_tool must be a string, got 1"),
+        (
+            {"comm_tool": "horovod", "rank": 0, "size": 2, "address": "h:1"},
+            ValueError,
+            "no effect on Horovod",
+        ),
+    ],
+)
+def test_arguments_without_meaning(engines, arguments, error, message):
+    with pytest.raises(error, match=message):
+        de.init(**arguments)
+    assert engines == []

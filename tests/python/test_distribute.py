@@ -15,7 +15,7 @@ def errors():
 def test_several_replicas_are_an_error(errors, call):
     assert errors[call] is not None
     assert "MirroredStrategy with 2 replicas" in errors[call]
-    assert "horovodrun" in errors[call]
+    assert "tf-dynemb run" in errors[call]
 
 
 @pytest.mark.parametrize("strategy", ["MirroredStrategy", "OneDeviceStrategy"])

@@ -120,7 +120,7 @@ def test_get_variable_returns_the_variable_of_a_name():
         ({"key_dtype": tf.string}, TypeError, r"key_dtype .* tf.string.*to_hash_bucket_fast"),
         ({"value_dtype": tf.int32}, TypeError, r"value_dtype must be one of .*, got tf.int32"),
         ({"devices": ["/job:ps/task:0/CPU:0"]}, ValueError, "no parameter servers"),
-        ({"devices": ["/GPU:0", "/GPU:1"]}, ValueError, "one process for each with horovodrun"),
+        ({"devices": ["/GPU:0", "/GPU:1"]}, ValueError, "one process for each, as `tf-dynemb run`"),
         ({"initializer": np.ones(5)}, ValueError, "one number or 2 numbers, got 5"),
         ({"kv_creator": object()}, TypeError, "kv_creator must be"),
         ({"dim": 0}, ValueError, "dimension"),

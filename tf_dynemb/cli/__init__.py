@@ -1,4 +1,4 @@
-"""The command `tf-dynemb`, or `python -m tf_dynemb`: work on dumps and SavedModels.
+"""The command `tf-dynemb`, or `python -m tf_dynemb`: work on dumps and SavedModels; `run`.
 
 May import: `_presence`, `_version`, `chains`, `serving`, `storage`.
 """
@@ -23,6 +23,7 @@ from tf_dynemb.cli import (
     merge,
     prune,
     rollback,
+    run,
     verify,
 )
 from tf_dynemb.storage import DataLossError
@@ -106,7 +107,8 @@ class _CommandParser(argparse.ArgumentParser):
     _is_inside = False
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        if self._is_inside:
+        # What comes after the name of another command belongs to that.
+        if self._is_inside or any(a.nargs == argparse.REMAINDER for a in self._actions):
             return super().parse_known_args(args, namespace)
         if "--" in args:  # argparse forgets it between the two passes of the intermixed form
             at = args.index("--")
@@ -124,7 +126,7 @@ class _CommandParser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m tf_dynemb",
-        description="Commands on dumps of dynamic embedding tables.",
+        description="Commands on dumps of dynamic embedding tables, and a launcher of ranks.",
         epilog=_EPILOG,
     )
     parser.add_argument("--version", action="version", version=__version__)
@@ -140,6 +142,7 @@ def _parser() -> argparse.ArgumentParser:
         export,
         forget,
         audit,
+        run,
     ):
         summary = (module.run.__doc__ or "").splitlines()[0]
         command = commands.add_parser(

@@ -24,6 +24,6 @@ def check_one_replica(action: str) -> None:
         raise RuntimeError(
             f"{action} does not work under {type(strategy).__name__}{count}: tf.distribute does "
             "not know tables, and would train copies of them. To train on several devices or "
-            "machines, start a process for each with horovodrun; tables are then spread over "
-            "them (docs/scaling.md)."
+            "machines, start a process for each, by `tf-dynemb run` or another launcher; tables "
+            "are then spread over them (docs/scaling.md)."
         )

@@ -248,20 +248,26 @@ def _save(
     input_signature: Any,
     table: DynamicVariable,
 ) -> None:
+    traced_for_ranks = ValueError(
+        "the model has a ConcreteFunction that was traced for several ranks: use the tf.function, "
+        "which is traced again."
+    )
     token = served.ROWS.set(rows)
     try:
         if isinstance(model, keras.layers.Layer):
             model_inputs.write(model, str(path), input_signature, _endpoints(table))
         else:
             _save_module(model, path, signatures, table)
+    except AssertionError as error:
+        # TensorFlow does not save a function that uses the group of the ranks.
+        if "GroupResource" in str(error):
+            raise traced_for_ranks from error
+        raise
     finally:
         served.ROWS.reset(token)
     (saved,) = loader_impl.parse_saved_model(str(path)).meta_graphs
     if any(op.name == "DynembRoute" for op in saved.meta_info_def.stripped_op_list.op):
-        raise ValueError(
-            "the model has a ConcreteFunction that was traced for several ranks: use the "
-            "tf.function, which is traced again."
-        )
+        raise traced_for_ranks
 
 
 def _last(path: Any) -> storage.Manifest:

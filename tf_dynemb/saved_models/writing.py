@@ -9,7 +9,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tf_dynemb import _ops, communicator, storage
+from tf_dynemb import _ops, storage
 from tf_dynemb._presence import exchange as exchange_at_once
 from tf_dynemb._presence import exists, is_directory, remove_tree
 from tf_dynemb._warn import warn
@@ -44,11 +44,6 @@ def write(source: Source, path: pathlib.Path) -> None:
 
 
 def _dump(source: Source, path: pathlib.Path) -> None:
-    if communicator.get().size > 1:
-        raise RuntimeError(
-            "this function saves a model on one rank, and its tables have rows on others: call "
-            "tf_dynemb.export_saved_model on all ranks."
-        )
     try:
         dump(path, source.tables, overwrite=True, keep=0, quiet=True)
     except BaseException:

@@ -284,7 +284,7 @@ class HvdAllToAllEmbedding(Embedding):
     Args:
         with_unique: unused, like the next three.
         with_secondary_unique: unused.
-        mpi_size: unused: `horovodrun` sets the number of ranks.
+        mpi_size: unused: `init` finds the number of ranks.
         batch_size: unused.
         *args: the arguments of `Embedding`.
         **kwargs: the arguments of `Embedding`, by name.

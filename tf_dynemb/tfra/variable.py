@@ -462,7 +462,7 @@ def _placement(devices: str | Sequence[str] | None) -> tuple[str | None, dict[st
     if any(spec.job not in (None, "localhost") for spec in specs):
         raise ValueError(
             f"devices={devices!r}: there are no parameter servers. With several processes, started "
-            "by horovodrun, a table is spread over all of them."
+            "by `tf-dynemb run` or another launcher, a table is spread over all of them."
         )
     kinds = {(spec.device_type or "CPU").upper() for spec in specs}
     if kinds == {"CPU"}:
@@ -470,7 +470,7 @@ def _placement(devices: str | Sequence[str] | None) -> tuple[str | None, dict[st
     if kinds != {"GPU"} or len({spec.device_index for spec in specs}) > 1:
         raise ValueError(
             f"devices={devices!r}: a table is on one GPU or in host memory. For several GPUs, "
-            "start one process for each with horovodrun."
+            "start one process for each, as `tf-dynemb run` does."
         )
     return specs[0].to_string(), {"var_type": "hybrid"}
 

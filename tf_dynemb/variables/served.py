@@ -23,7 +23,7 @@ from google.protobuf import wrappers_pb2
 from tensorflow.python.saved_model import registration
 from tensorflow.python.trackable import base, resource
 
-from tf_dynemb import _ops
+from tf_dynemb import _ops, communicator
 from tf_dynemb._version import __version__
 
 if TYPE_CHECKING:
@@ -132,7 +132,16 @@ class Export:
         return export
 
     def source(self, loaded: pathlib.Path | None) -> Source:
-        """Returns the source for a loaded model, by the path of its snapshots, or for tables."""
+        """Returns the source for a loaded model, by the path of its snapshots, or for tables.
+
+        Raises:
+            RuntimeError: the tables have rows on other ranks, which do not take part.
+        """
+        if loaded is None and self._rows.path is None and communicator.get().size > 1:
+            raise RuntimeError(
+                "this function saves a model on one rank, and its tables have rows on others: call "
+                "tf_dynemb.export_saved_model on all ranks."
+            )
         if loaded not in self.sources:
             rows = self._rows if loaded is None else Rows("copy", loaded)
             self.sources[loaded] = Source(self._folder, len(self.sources), rows)

@@ -1,11 +1,14 @@
 """The cases of this folder run on several ranks together; see CONTRIBUTING.md.
 
-Each case is one test for each number of ranks, with the same id outside the ranks and inside.
+Each case is one test for each number of ranks on Gloo, with the same id outside the ranks and
+inside; those marked `engines` also run on the other engines.
 """
 
 import os
 
 import pytest
+
+from parallel.launch import ENGINES
 
 if "DYNEMB_LAUNCH" not in os.environ:
     from parallel.outside import pytest_itemcollected, pytest_runtest_makereport  # noqa: F401
@@ -16,8 +19,9 @@ USUAL = 2
 
 @pytest.fixture(autouse=True, scope="session")
 def ranks(request):
-    """The number of ranks: `-np` of horovodrun."""
-    return request.param
+    """The number of ranks."""
+    _, number = request.param
+    return number
 
 
 def pytest_generate_tests(metafunc):
@@ -25,7 +29,16 @@ def pytest_generate_tests(metafunc):
     sizes = marker.args if marker else SIZES
     if not _runs_with_all(metafunc) and USUAL in sizes:
         sizes = (USUAL,)
-    metafunc.parametrize("ranks", sizes, indirect=True, scope="session", ids="np{}".format)
+    places = [("gloo", size) for size in sizes]
+    if metafunc.definition.get_closest_marker("engines") is not None:
+        several = [size for size in sizes if size > 1]
+        places += [(engine, size) for engine in ENGINES[1:] for size in several]
+    metafunc.parametrize("ranks", places, indirect=True, scope="session", ids=_id)
+
+
+def _id(place):
+    engine, size = place
+    return f"np{size}" if engine == "gloo" else f"{engine}-np{size}"
 
 
 def _runs_with_all(metafunc):

