@@ -1,4 +1,4 @@
-"""The operator library: loads it once, wraps each operator, registers the gradients.
+"""The operator library: loads it once; gradients of lookups, and the devices of operators.
 
 The library is loaded on first use, or when the package is imported into a process that has
 TensorFlow (`_registration.py`). `docs/operators.md` defines the operators that are called here.
@@ -31,21 +31,6 @@ FOLDER = pathlib.Path(__file__).parent
 
 # The device of the host's memory.
 CPU = "/device:CPU:0"
-# The order of the `hyper` input of DynembApplyGradients.
-HYPER = (
-    "learning_rate",
-    "beta_1",
-    "beta_2",
-    "epsilon",
-    "momentum",
-    "l1",
-    "l2",
-    "l2_shrinkage",
-    "ftrl_beta",
-    "learning_rate_power",
-    "weight_decay",
-    "iteration",
-)
 
 
 def library_path(version: str) -> pathlib.Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -10,13 +11,17 @@ from tensorflow.python.ops import resource_variable_ops
 from tf_dynemb.ids import bags
 from tf_dynemb.ids.bags import Bags
 from tf_dynemb.variables.dynamic import DynamicVariable
-from tf_dynemb.variables.unwrap import unwrap
 
 
-def as_features(params: Any, sp_ids: Any, sp_weights: Any) -> list[Bags]:
-    """Checks the arguments of `lookup_sparse`; returns the bags of each feature."""
-    single = not isinstance(params, (list, tuple))
-    tables = [unwrap(table) for table in as_list(params)]
+def as_features(tables: Sequence[Any], single: bool, sp_ids: Any, sp_weights: Any) -> list[Bags]:
+    """Checks the arguments of `lookup_sparse`; returns the bags of each feature.
+
+    Args:
+        tables: the unwrapped tables of `params`.
+        single: whether `params` is one table, not a list.
+        sp_ids: the ids, as the caller passed them.
+        sp_weights: the weights, as the caller passed them.
+    """
     if not tables:
         raise ValueError("params is empty: at least one table is needed.")
     for table in tables:

@@ -43,8 +43,9 @@ def lookup_sparse(
 ) -> Any:
     """Looks up the ids of one or more features and pools the vectors of each sample.
 
-    One operator reads all dynamic tables of a call, or one operator per device if the tables are on
-    several. Gradients reach the tables (an IndexedSlices over unique keys) and the weights.
+    One operator reads all dynamic tables of a call; there are several if tables are on several
+    devices, or have different values of `insert`, and one for each table with `max_norm`. Gradients
+    reach the tables (an IndexedSlices over unique keys) and the weights.
 
     Example:
     >>> users = DynamicVariable(dimension=2, initializer="1")
@@ -101,7 +102,7 @@ def lookup_sparse(
             raise ValueError("max_norm cannot be applied to ids that are looked up ahead.")
         outputs = _lookup_prefetched(tables, sp_ids, sp_weights, names, all(inserts))
         return outputs[0] if single else outputs
-    features = as_features(params, sp_ids, sp_weights)
+    features = as_features(tables, single, sp_ids, sp_weights)
     if use_low_frequency_filter:
         _check_filter(tables)
         features = admit(tables, features)
@@ -203,7 +204,7 @@ def lookup_bags(
         _at(places, tables), _at(places, features), _at(places, combiners), insert
     )
     outputs.update(zip(places, pooled, strict=True))
-    return _with_dense(tables, features, combiners, outputs)
+    return _in_order(tables, features, combiners, outputs)
 
 
 def _has_default(table: Any) -> bool:
@@ -293,10 +294,10 @@ def _lookup_prefetched(
     if len(spread) != len(ahead.vectors):
         raise ValueError("params must be those that were passed to prefetch_lookup.")
     pooled = prefetch.finish(spread, table_of, places, ahead, _at(places, combiners), insert)
-    return _with_dense(tables, features, combiners, dict(zip(places, pooled, strict=True)))
+    return _in_order(tables, features, combiners, dict(zip(places, pooled, strict=True)))
 
 
-def _with_dense(
+def _in_order(
     tables: Sequence[Any],
     features: Sequence[Bags],
     combiners: Sequence[str],

@@ -111,10 +111,12 @@ def prefetch_lookup(
         ValueError, TypeError: the ids or weights of a batch are invalid, as in `lookup_sparse`;
             raised by the iteration.
     """
+    single = not isinstance(params, (list, tuple))
     tables = [unwrap(t) for t in as_list(params)]
 
     def features(batch: Any) -> list[Bags]:
-        return as_features(params, ids(batch), None if weights is None else weights(batch))
+        sp_weights = None if weights is None else weights(batch)
+        return as_features(tables, single, ids(batch), sp_weights)
 
     reader: _Reader | _FileReader
     if reads_ahead(tables):

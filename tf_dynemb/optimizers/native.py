@@ -1,4 +1,4 @@
-"""Optimizers that the operators implement: one fused update of all tables, state in the rows."""
+"""Optimizers that the operators implement: fused updates of all tables, state in the rows."""
 
 from __future__ import annotations
 
@@ -18,6 +18,22 @@ from tf_dynemb.variables.dynamic import DynamicVariable
 
 _CATCH_UP = "catch_up"
 # A step with a gradient of zero is not a decay for these.
+# The order of `Hyper` (cc/table/optimizer.h), the `hyper` input of DynembApplyGradients.
+_HYPER = (
+    "learning_rate",
+    "beta_1",
+    "beta_2",
+    "epsilon",
+    "momentum",
+    "l1",
+    "l2",
+    "l2_shrinkage",
+    "ftrl_beta",
+    "learning_rate_power",
+    "weight_decay",
+    "iteration",
+)
+
 _WITHOUT_CATCH_UP = ("ftrl", "lion")
 _BIAS_CORRECTED = ("adam", "adamax")
 
@@ -30,7 +46,7 @@ class NativeForm:
         name: the name of the operator's optimizer.
         flags: the names of its OptimizerFlags (`cc/table/optimizer.h`).
         inits: the initial value of each state in a new row.
-        hyper: the hyperparameters, by their names in `_ops.HYPER`.
+        hyper: the hyperparameters, by their names in `_HYPER`.
         state_per_row: whether a state is one float per row instead of one per element.
     """
 
@@ -119,7 +135,7 @@ def update(
     step: tf.Tensor | int,
     owner: str,
 ) -> None:
-    """Applies one step to several tables, with one operator call for each place.
+    """Applies one step to several tables, with one or two operator calls for each place.
 
     Args:
         form: the form of the optimizer.
@@ -139,7 +155,7 @@ def update(
     }
     with _ops.on_host():
         step = tf.cast(step, tf.int64)  # exact, which hyper's float32 is not
-        hyper = tf.stack([tf.cast(numbers.get(name, 0.0), tf.float32) for name in _ops.HYPER])
+        hyper = tf.stack([tf.cast(numbers.get(name, 0.0), tf.float32) for name in _HYPER])
     common = {
         "hyper": hyper,
         "step": step,

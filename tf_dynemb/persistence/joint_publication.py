@@ -25,7 +25,7 @@ class JointPublication:
         with JointPublication(ranks, path, "base") as publication:
             with publication.beginning():
                 ...                                   # check arguments
-                publication.is_of(described(tables))
+                publication.is_of(described(tables), histories)
             with publication.writing() as part:
                 ...                                   # write columns
                 publication.has(entries, cut)
@@ -65,7 +65,7 @@ class JointPublication:
         self._begun.close()
 
     def is_of(self, call: Sequence[str], histories: Sequence[str]) -> None:
-        """Describes what is written.
+        """Describes what is written. The end of `beginning` compares it with the other ranks.
 
         Args:
             call: a description that must be the same on all ranks.
@@ -128,7 +128,7 @@ class JointPublication:
         parent: str | None = None,
         since: int = 0,
     ) -> None:
-        """Describes the tables that this rank has written.
+        """Describes the tables that this rank has written. The end of `writing` publishes it.
 
         Args:
             tables: the entries of the tables; the same on all ranks, except for their shards.
