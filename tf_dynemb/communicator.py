@@ -6,7 +6,7 @@ returns the current one. The rest of the package uses it without knowing its kin
 module that uses Horovod.
 
 Every operation that involves other ranks is *collective*: all ranks call it, in the same order,
-with the same names. If a rank's process ends, the calls of the other ranks fail at once, with
+with the same names. If a rank's process ends, the calls of the other ranks fail soon, with
 tf.errors.AbortedError. If a rank merely does not call, they fail after the timeout of `init`.
 (Horovod: with tf.errors.UnknownError, "Horovod has been shut down"; and if a rank does not call,
 only after HOROVOD_STALL_SHUTDOWN_TIME_SECONDS, if that is set.)

@@ -24,6 +24,10 @@ using SteadyTime = std::chrono::steady_clock::time_point;
 // Tags of exchanges are hashes; this one is for reasons of failures.
 constexpr uint64_t kReasonTag = ~uint64_t{0};
 constexpr size_t kReasonBytes = 1024;
+// How often a waiting exchange looks whether other ranks have ended.
+constexpr std::chrono::milliseconds kLook{100};
+// A rank must send this number of bytes within the timeout; all that it sends may take longer.
+constexpr size_t kPieceBytes = size_t{64} << 20;
 constexpr std::chrono::seconds kToTell{1};
 // The time for what has left this process to arrive, before its connection is reset.
 constexpr std::chrono::milliseconds kToArrive{200};
@@ -61,9 +65,6 @@ class GlooWire::Buffer : public gloo::transport::tcp::UnboundBuffer {
 
   void Send(int rank, uint64_t tag) { send(rank, tag, 0, size); }
   void Receive(int rank, uint64_t tag) { recv(rank, tag, 0, size); }
-  void ReceiveFromAny(std::vector<int> ranks, uint64_t tag) {
-    recv(std::move(ranks), tag, 0, size);
-  }
 
   // Wait until `end`; return whether the bytes have arrived, or have left. Throw if the connection
   // has closed.
@@ -86,7 +87,8 @@ class GlooWire::Mesh {
   Mesh(int rank, int size, const std::string& host, std::chrono::milliseconds timeout)
       : device_(gloo::transport::tcp::CreateDevice(gloo::transport::tcp::attr(host.c_str()))),
         context_(device_->createContext(rank, size)) {
-    context_->setTimeout(timeout);
+    // Gloo waits five times as long for a connection.
+    context_->setTimeout(timeout / 5);
   }
 
   std::string Listen(int rank) {
@@ -119,10 +121,21 @@ struct GlooWire::Transfer {
 GlooWire::GlooWire(int rank, int size, std::chrono::milliseconds timeout)
     : Wire(rank, size, timeout),
       addresses_(static_cast<size_t>(size)),
-      heard_text_(kReasonBytes, '\0') {}
+      reasons_(static_cast<size_t>(size), std::string(kReasonBytes, '\0')),
+      heard_(static_cast<size_t>(size)),
+      process_(getpid()) {}
 
 // Gloo closes the connections after what was sent, unlike Mesh::Close.
-GlooWire::~GlooWire() = default;
+GlooWire::~GlooWire() {
+  if (getpid() == process_) return;
+  for (std::unique_ptr<Buffer>& heard : heard_) (void)heard.release();
+  (void)mesh_.release();
+}
+
+Status GlooWire::CheckProcess() const {
+  if (getpid() == process_) return Status();
+  return FailedPrecondition("the ranks were joined by the process that has forked this one");
+}
 
 Status GlooWire::Listen(int rank, int size, const std::string& host,
                         std::chrono::milliseconds timeout, std::unique_ptr<GlooWire>* wire) {
@@ -152,15 +165,13 @@ Status GlooWire::Connect(const std::vector<std::string>& addresses) {
   }
   int other = 0;
   try {
-    std::vector<int> others;
     for (; other < size(); ++other) {
       if (other == rank()) continue;
-      mesh_->Connect(other, addresses[static_cast<size_t>(other)]);
-      others.push_back(other);
+      const auto r = static_cast<size_t>(other);
+      mesh_->Connect(other, addresses[r]);
+      heard_[r] = mesh_->MakeBuffer(reasons_[r].data(), reasons_[r].size());
+      heard_[r]->Receive(other, kReasonTag);
     }
-    if (others.empty()) return Status();
-    heard_ = mesh_->MakeBuffer(heard_text_.data(), heard_text_.size());
-    heard_->ReceiveFromAny(std::move(others), kReasonTag);
   } catch (const std::bad_alloc&) {
     throw;
   } catch (const std::exception& e) {
@@ -176,53 +187,95 @@ std::string GlooWire::On(const std::string& operation) const {
 
 Status GlooWire::Exchange(uint64_t tag, const std::string& operation, const Slices& to,
                           const Slices& from) {
+  DYNEMB_RETURN_IF_ERROR(CheckProcess());
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (!failure_.ok()) return failure_;
   }
-  const SteadyTime end = std::chrono::steady_clock::now() + timeout();
   std::vector<Transfer> received, sent;
-  const auto late = [&](const char* what, const std::vector<Transfer>& transfers, size_t first,
-                        bool (Buffer::*await)(SteadyTime)) {
-    std::vector<int> ranks;
-    for (size_t i = first; i < transfers.size(); ++i) {
-      if (!(transfers[i].buffer.get()->*await)({})) ranks.push_back(transfers[i].rank);
+  // Gloo keeps the order of the pieces of one rank and tag.
+  const auto start = [&](std::vector<Transfer>* transfers, int other, const Slices::Slice& slice,
+                         void (Buffer::*begin)(int, uint64_t)) {
+    for (size_t done = 0; done < slice.bytes; done += kPieceBytes) {
+      const size_t bytes = std::min(kPieceBytes, slice.bytes - done);
+      transfers->push_back({other, mesh_->MakeBuffer(slice.data + done, bytes)});
+      (transfers->back().buffer.get()->*begin)(other, tag);
     }
-    return Fail(On(operation) + RankList(ranks) + (ranks.size() == 1 ? " has " : " have ") + what +
-                " for " + SecondsText(timeout()));
   };
   int other = rank();
   try {
     for (int i = 1; i < size(); ++i) {
       other = (rank() + size() - i) % size();
-      if (from[other].bytes == 0) continue;
-      received.push_back({other, mesh_->MakeBuffer(from[other].data, from[other].bytes)});
-      received.back().buffer->Receive(other, tag);
+      start(&received, other, from[other], &Buffer::Receive);
     }
     for (int i = 1; i < size(); ++i) {
       other = (rank() + i) % size();
-      if (to[other].bytes == 0) continue;
-      sent.push_back({other, mesh_->MakeBuffer(to[other].data, to[other].bytes)});
-      sent.back().buffer->Send(other, tag);
-    }
-    if (to[rank()].bytes != 0) memcpy(from[rank()].data, to[rank()].data, to[rank()].bytes);
-    for (size_t i = 0; i < received.size(); ++i) {
-      other = received[i].rank;
-      if (!received[i].buffer->AwaitReceived(end)) {
-        return late("sent nothing", received, i, &Buffer::AwaitReceived);
-      }
-    }
-    for (size_t i = 0; i < sent.size(); ++i) {
-      other = sent[i].rank;
-      if (!sent[i].buffer->AwaitSent(end)) {
-        return late("received nothing", sent, i, &Buffer::AwaitSent);
-      }
+      start(&sent, other, to[other], &Buffer::Send);
     }
   } catch (const std::bad_alloc&) {
     (void)Fail(On(operation) + "out of memory");
     throw;
   } catch (const std::exception&) {
     return FailClosed(other, operation);
+  }
+  if (to[rank()].bytes != 0) memcpy(from[rank()].data, to[rank()].data, to[rank()].bytes);
+  DYNEMB_RETURN_IF_ERROR(AwaitAll(operation, received, &Buffer::AwaitReceived, "sent nothing"));
+  return AwaitAll(operation, sent, &Buffer::AwaitSent, "received nothing");
+}
+
+Status GlooWire::AwaitAll(const std::string& operation, const std::vector<Transfer>& transfers,
+                          Await await, const char* what) {
+  using Clock = std::chrono::steady_clock;
+  for (size_t i = 0; i < transfers.size(); ++i) {
+    const SteadyTime end = Clock::now() + timeout();
+    for (;;) {
+      try {
+        if ((transfers[i].buffer.get()->*await)(std::min(end, Clock::now() + kLook))) break;
+      } catch (const std::exception&) {
+        return FailClosed(transfers[i].rank, operation);
+      }
+      DYNEMB_RETURN_IF_ERROR(Look(operation, transfers, i, await));
+      if (Clock::now() < end) continue;
+      std::vector<int> ranks;
+      for (size_t j = i; j < transfers.size(); ++j) {
+        if (!(transfers[j].buffer.get()->*await)({}) &&
+            (ranks.empty() || ranks.back() != transfers[j].rank)) {
+          ranks.push_back(transfers[j].rank);
+        }
+      }
+      if (ranks.empty()) break;
+      return Fail(On(operation) + RankList(ranks) + (ranks.size() == 1 ? " has " : " have ") +
+                  what + " for " + SecondsText(timeout()));
+    }
+  }
+  return Status();
+}
+
+Status GlooWire::Look(const std::string& operation, const std::vector<Transfer>& transfers,
+                      size_t first, Await await) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!failure_.ok()) return failure_;
+  }
+  std::vector<bool> ended(heard_.size());
+  for (size_t r = 0; r < heard_.size(); ++r) {
+    if (heard_[r] == nullptr) continue;
+    try {
+      if (heard_[r]->AwaitReceived({})) return Fail(reasons_[r].c_str());
+    } catch (const std::exception&) {
+      ended[r] = true;
+    }
+  }
+  for (size_t i = first; i < transfers.size(); ++i) {
+    bool done = false;
+    try {
+      done = (transfers[i].buffer.get()->*await)({});
+    } catch (const std::exception&) {
+      return FailClosed(transfers[i].rank, operation);
+    }
+    if (!done && ended[static_cast<size_t>(transfers[i].rank)]) {
+      return FailClosed(transfers[i].rank, operation);
+    }
   }
   return Status();
 }
@@ -231,16 +284,16 @@ Status GlooWire::FailClosed(int other, const std::string& operation) {
   std::string reason =
       On(operation) + "rank " + std::to_string(other) + " has ended, or its connection is lost";
   try {
-    // The reason came before the end of the connection, but perhaps not before this call.
-    if (heard_->AwaitReceived(std::chrono::steady_clock::now() + kToTell)) {
-      reason = heard_text_.c_str();
-    }
-  } catch (const std::exception&) {  // that connection has closed, too
+    // It came before the end of the connection.
+    const auto r = static_cast<size_t>(other);
+    if (heard_[r]->AwaitReceived({})) reason = reasons_[r].c_str();
+  } catch (const std::exception&) {  // none came
   }
   return Fail(reason);
 }
 
 Status GlooWire::Fail(const std::string& reason) {
+  DYNEMB_RETURN_IF_ERROR(CheckProcess());
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (!failure_.ok()) return failure_;

@@ -6,6 +6,13 @@
 // Failure. Gloo says which connection is closed, and not why. A rank that gives up therefore sends
 // its reason to all others, and then closes its connections; those that see them close report that
 // reason. Any rank thereby names the one that is at fault, and not its neighbour that noticed.
+//
+// Gloo does not tell a transfer that is under way when its connection closes. Each rank therefore
+// always waits for a reason of each other one, which Gloo does tell, and an exchange looks at these
+// ten times a second. A rank that has ended after it has sent all of an exchange is no failure of
+// it.
+//
+// A child of fork shares the sockets, and has no thread for them: it must not use or close them.
 #ifndef DYNEMB_RANKS_GLOO_WIRE_H_
 #define DYNEMB_RANKS_GLOO_WIRE_H_
 
@@ -41,18 +48,28 @@ class GlooWire : public Wire {
   class Buffer;
   class Mesh;
   struct Transfer;
+  using Await = bool (Buffer::*)(std::chrono::steady_clock::time_point);
 
   GlooWire(int rank, int size, std::chrono::milliseconds timeout);
 
-  // The same when a connection has closed: prefers the reason that its other end has sent.
+  // The same when the connection of a rank has closed: prefers the reason that it has sent.
   Status FailClosed(int rank, const std::string& operation);
   void Tell(const std::string& reason);
+  // Waits for transfers; `what` says in an error what a rank has not done.
+  Status AwaitAll(const std::string& operation, const std::vector<Transfer>& transfers, Await await,
+                  const char* what);
+  // Fails if the wire has failed, if a rank has sent a reason, or if one has ended that has not
+  // done its part of transfers[first] or a later one.
+  Status Look(const std::string& operation, const std::vector<Transfer>& transfers, size_t first,
+              Await await);
+  Status CheckProcess() const;
   std::string On(const std::string& operation) const;
 
   std::unique_ptr<Mesh> mesh_;
   std::vector<std::string> addresses_;
-  std::string heard_text_;         // the memory of heard_
-  std::unique_ptr<Buffer> heard_;  // receives the first reason that another rank sends
+  std::vector<std::string> reasons_;            // the memory of heard_
+  std::vector<std::unique_ptr<Buffer>> heard_;  // receives the reason of each rank; null: itself
+  const int process_;                           // its id
 
   std::mutex mutex_;
   Status failure_;  // guarded by mutex_

@@ -16,6 +16,8 @@ struct Announcement {
   uint64_t operation;  // the hash of its kind and name
   int64_t rows;
   uint64_t row_bytes;
+  char form[40];  // the beginning of Operation::form, with zeros after it
+  uint64_t form_hash;
 };
 
 // FNV-1a, 64 bits: the same on all ranks.
@@ -105,12 +107,30 @@ struct Group::Call {
     std::vector<char> parts;
   };
 
-  Call(const char* kind, const Operation& operation, Wire* wire)
+  Call(const char* kind, const Operation& operation, Group* group)
       : text(std::string(kind) + " '" + operation.name + "'"),
         hash(HashOf(text)),
-        wire(wire),
+        form(operation.form),
+        iteration(operation.iteration),
+        group(group),
+        wire(group->wire_.get()),
         memory(std::make_unique<Memory>()) {
-    tag = hash + 0x9e3779b97f4a7c15u * static_cast<uint64_t>(operation.iteration);
+    tag = hash + 0x9e3779b97f4a7c15u * static_cast<uint64_t>(iteration);
+    std::lock_guard<std::mutex> lock(group->mutex_);
+    is_only = group->running_.insert({hash, iteration}).second;
+  }
+  ~Call() {
+    if (!is_only) return;
+    std::lock_guard<std::mutex> lock(group->mutex_);
+    group->running_.erase({hash, iteration});
+  }
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+
+  Status CheckOnly() const {
+    if (is_only) return Status();
+    return InvalidArgument(text + " runs already on rank " + std::to_string(wire->rank()) +
+                           ": operations that run at the same time need different names");
   }
 
   Status Exchange(const Slices& to, const Slices& from) {
@@ -126,22 +146,28 @@ struct Group::Call {
 
   const std::string text;
   const uint64_t hash;
+  const std::string form;
+  const int64_t iteration;
+  Group* const group;
   Wire* const wire;
   std::unique_ptr<Memory> memory;
   uint64_t tag, round = 0;
+  bool is_only;
 };
 
 void Group::Leave() { (void)wire_->Fail("rank " + std::to_string(rank()) + " has left the group"); }
 
 Status Group::Announce(Call* call, const std::vector<int64_t>& rows, size_t row_bytes,
                        std::vector<int64_t>* received) {
+  DYNEMB_RETURN_IF_ERROR(call->CheckOnly());
   const auto ranks = static_cast<size_t>(size());
   std::vector<Announcement>&said = call->memory->said, &heard = call->memory->heard;
   said.resize(ranks);
   heard.resize(ranks);
   Slices to(size()), from(size());
   for (size_t r = 0; r < ranks; ++r) {
-    said[r] = {call->hash, rows[r], row_bytes};
+    said[r] = {call->hash, rows[r], row_bytes, {}, HashOf(call->form)};
+    call->form.copy(said[r].form, sizeof(said[r].form) - 1);
     to.of[r] = {reinterpret_cast<char*>(&said[r]), sizeof(Announcement)};
     from.of[r] = {reinterpret_cast<char*>(&heard[r]), sizeof(Announcement)};
   }
@@ -152,6 +178,10 @@ Status Group::Announce(Call* call, const std::vector<int64_t>& rows, size_t row_
     const std::string on = call->text + ": rank " + std::to_string(r);
     if (other.operation != call->hash) {
       return Internal(on + " runs another operation, whose name has the same hash");
+    }
+    if (other.form_hash != HashOf(call->form)) {
+      return InvalidArgument(on + " has " + other.form + ", and rank " + std::to_string(rank()) +
+                             " has " + call->form);
     }
     if (other.row_bytes != row_bytes) {
       return InvalidArgument(on + " has " + std::to_string(other.row_bytes) +
@@ -166,7 +196,7 @@ Status Group::Announce(Call* call, const std::vector<int64_t>& rows, size_t row_
 Status Group::Alltoall(const Operation& operation, const char* data,
                        const std::vector<int64_t>& rows, size_t row_bytes,
                        std::vector<int64_t>* received, Allocate allocate) {
-  Call call("alltoall", operation, wire_.get());
+  Call call("alltoall", operation, this);
   DYNEMB_RETURN_IF_ERROR(Announce(&call, rows, row_bytes, received));
   char* result = allocate(std::accumulate(received->begin(), received->end(), int64_t{0}));
   if (result == nullptr) return NoMemory(call.text);
@@ -183,7 +213,7 @@ Status Group::Alltoall(const Operation& operation, const char* data,
 
 Status Group::Allgather(const Operation& operation, const char* data, int64_t rows,
                         size_t row_bytes, Allocate allocate) {
-  Call call("allgather", operation, wire_.get());
+  Call call("allgather", operation, this);
   std::vector<int64_t> received;
   const std::vector<int64_t> same(static_cast<size_t>(size()), rows);
   DYNEMB_RETURN_IF_ERROR(Announce(&call, same, row_bytes, &received));
@@ -203,8 +233,9 @@ Status Group::Broadcast(const Operation& operation, int root, char* data, size_t
     return InvalidArgument("root " + std::to_string(root) + " is not one of " +
                            std::to_string(size()) + " ranks");
   }
-  Call call("broadcast", {operation.name + "' of '" + std::to_string(root), operation.iteration},
-            wire_.get());
+  Call call("broadcast",
+            {operation.name + "' of '" + std::to_string(root), operation.iteration, operation.form},
+            this);
   std::vector<int64_t> received;
   DYNEMB_RETURN_IF_ERROR(
       Announce(&call, std::vector<int64_t>(static_cast<size_t>(size()), 1), bytes, &received));
@@ -221,7 +252,7 @@ Status Group::Broadcast(const Operation& operation, int root, char* data, size_t
 
 Status Group::Allreduce(const Operation& operation, Number type, const char* data, char* result,
                         size_t n) {
-  Call call("allreduce", operation, wire_.get());
+  Call call("allreduce", operation, this);
   const auto ranks = static_cast<size_t>(size());
   const size_t width = BytesOf(type);
   std::vector<int64_t> received;

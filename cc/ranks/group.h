@@ -5,8 +5,8 @@
 // announces to each other what it sends. Ranks whose announcements do not fit all return an error
 // that says which rank has what, and the group goes on; a failure of the wire ends the group.
 //
-// All calls are thread-safe, except two with the same kind and name at the same time. They block:
-// not for threads of TensorFlow's pools.
+// All calls are thread-safe. Two of the same kind and name at the same time would match in any
+// order: the second is an error. Calls block: not for threads of TensorFlow's pools.
 //
 // Sums are in the order of ranks, and computed once: all ranks have the same bits, whichever engine
 // has carried them.
@@ -15,7 +15,10 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cc/ranks/wire.h"
@@ -41,6 +44,7 @@ class Group {
   struct Operation {
     std::string name;
     int64_t iteration = 0;
+    std::string form{};  // the type of the data, and all of their shape that ranks must agree on
   };
 
   // Returns the memory for a result of `rows` rows; null if there is none, and never otherwise.
@@ -66,10 +70,13 @@ class Group {
 
  private:
   struct Call;
+  struct Running;
   Status Announce(Call* call, const std::vector<int64_t>& rows, size_t row_bytes,
                   std::vector<int64_t>* received);
 
   const std::unique_ptr<Wire> wire_;
+  std::mutex mutex_;
+  std::set<std::pair<uint64_t, int64_t>> running_;  // hashes and iterations; guarded by mutex_
 };
 
 }  // namespace dynemb

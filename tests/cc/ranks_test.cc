@@ -321,6 +321,76 @@ TEST(RanksErrorTest, ARankThatEndsIsNamedAtOnce) {
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(30));
 }
 
+// Rank 0 waits for rank 2 first, and rank 1 has ended.
+TEST(RanksErrorTest, ARankThatEndsIsNamedWhileAnotherOneIsLate) {
+  Ranks ranks(3);
+  ranks.Run([&](int r) {
+    if (r == 1) return ranks.End(1);
+    if (r == 2) return;
+    std::string received;
+    const Status status = Allgather(&ranks[0], {"all"}, "x", 1, 1, &received);
+    EXPECT_EQ(status.message(),
+              "allgather 'all' on rank 0: rank 1 has ended, or its connection is lost");
+  });
+}
+
+// The last operation of ranks of which one ends sooner.
+TEST(RanksErrorTest, ARankThatEndsAfterItsPartIsNoFailure) {
+  for (int round = 0; round < 5; ++round) {
+    Ranks ranks(3);
+    ranks.Run([&](int r) {
+      std::string received;
+      if (r == 2) std::this_thread::sleep_for(milliseconds(250));
+      const Status status = Allgather(&ranks[r], {"last"}, "x", 1, 1, &received);
+      EXPECT_TRUE(status.ok()) << status.message();
+      ranks.End(r);
+    });
+  }
+}
+
+TEST(RanksErrorTest, LeavingEndsTheOperationsOfThisRankAndOfOthers) {
+  Ranks ranks(2);
+  std::thread leaves([&] {
+    std::this_thread::sleep_for(milliseconds(200));
+    ranks[0].Leave();
+  });
+  const auto begin = std::chrono::steady_clock::now();
+  ranks.Run([&](int r) {
+    std::string received;
+    const Status status = Allgather(&ranks[r], {r == 0 ? "a" : "b"}, "x", 1, 1, &received);
+    EXPECT_EQ(status.message(), "rank 0 has left the group");
+  });
+  leaves.join();
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(30));
+}
+
+TEST(RanksErrorTest, TwoOperationsOfOneNameAtTheSameTime) {
+  Ranks ranks(2, std::chrono::seconds(60));
+  std::thread first([&] {
+    std::string received;
+    EXPECT_TRUE(Allgather(&ranks[0], {"same"}, "x", 1, 1, &received).ok());
+  });
+  std::this_thread::sleep_for(milliseconds(200));
+  std::string received;
+  const Status status = Allgather(&ranks[0], {"same"}, "x", 1, 1, &received);
+  EXPECT_EQ(status.code(), Code::kInvalidArgument);
+  EXPECT_NE(status.message().find("allgather 'same' runs already on rank 0"), std::string::npos);
+  EXPECT_TRUE(Allgather(&ranks[1], {"same"}, "y", 1, 1, &received).ok());
+  first.join();
+}
+
+TEST(RanksErrorTest, DataOfAnotherFormAreRefused) {
+  Ranks ranks(2);
+  ranks.Run([&](int r) {
+    std::string received;
+    const Group::Operation operation{"g", 0, r == 0 ? "float" : "int32"};
+    const Status status = Allgather(&ranks[r], operation, "xxxx", 1, 4, &received);
+    EXPECT_EQ(status.code(), Code::kInvalidArgument);
+    EXPECT_EQ(status.message(), r == 0 ? "allgather 'g': rank 1 has int32, and rank 0 has float"
+                                       : "allgather 'g': rank 0 has float, and rank 1 has int32");
+  });
+}
+
 // More bytes than the system keeps for a rank that does not receive.
 TEST(RanksErrorTest, ARankThatStopsReceivingIsNamed) {
   const auto wires = Connected(2, milliseconds(500));

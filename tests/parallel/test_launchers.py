@@ -102,7 +102,7 @@ def test_kubeflow(environment, tmp_path):
                 text=True,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-            )  # fmt: skip
+            )
         )
     outputs = [pod.communicate(timeout=300)[0] for pod in pods]
     assert [pod.returncode for pod in pods] == [0, 0], "\n".join(outputs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -87,7 +88,7 @@ def test_a_rank_that_a_signal_ends(script):
 
 def test_ranks_that_ignore_sigterm_are_killed(script):
     ended = run(
-        *("-np", 2),
+        *("-np", 2, "--grace", 1),
         script(
             "import os, signal, sys, time\n"
             "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
@@ -96,6 +97,57 @@ def test_ranks_that_ignore_sigterm_are_killed(script):
         ),
     )
     assert ended.returncode == 1
+
+
+def test_processes_that_a_rank_has_started_end_with_it(script, tmp_path):
+    path = script(
+        "import os, pathlib, subprocess, sys\n"
+        "child = subprocess.Popen(['sleep', '1000'])\n"
+        f"pathlib.Path({str(tmp_path)!r}, os.environ['RANK']).write_text(str(child.pid))\n"
+        "if os.environ['RANK'] == '0': sys.exit(3)\n"
+        "child.wait()\n"
+    )
+    begin = time.monotonic()
+    assert run("-np", 2, path).returncode == 3
+    assert time.monotonic() - begin < 25
+    assert not any(is_running(int((tmp_path / str(rank)).read_text())) for rank in range(2))
+
+
+def test_the_place_of_the_launcher_itself_is_not_that_of_its_ranks(script, monkeypatch):
+    cluster = {"cluster": {"worker": ["a:1", "b:2"]}, "task": {"type": "worker", "index": 0}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(cluster))
+    ended = run(
+        "-np", 2, script("import os\nprint(os.environ['RANK'], os.environ.get('TF_CONFIG'))")
+    )
+    assert sorted(ended.stdout.splitlines()) == ["[0] 0 None", "[1] 1 None"]
+
+
+def test_output_of_any_bytes(script, monkeypatch):
+    monkeypatch.setenv("PYTHONIOENCODING", "latin-1")
+    path = script(
+        "import sys\n"
+        "sys.stdout.buffer.write('a \u2713\\r10%\\r20%\\n'.encode() + b'\\xff\\n' + b'end')\n"
+    )
+    ended = subprocess.run(command("-np", 1, path), capture_output=True, timeout=60, check=True)
+    assert ended.stdout == "[0] a \u2713\n[0] 10%\n[0] 20%\n".encode() + b"[0] \xff\n[0] end\n"
+
+
+def test_a_script_that_saves_when_it_is_ended(script, tmp_path):
+    path = script(
+        "import pathlib, signal, time\n"
+        "def save(*_):\n"
+        "    time.sleep(6)\n"
+        f"    pathlib.Path({str(tmp_path / 'saved')!r}).write_text('')\n"
+        "    raise SystemExit(0)\n"
+        "signal.signal(signal.SIGTERM, save)\n"
+        "print('ready')\n"
+        "time.sleep(1000)\n"
+    )
+    with subprocess.Popen(command("-np", 1, path), stdout=subprocess.PIPE, text=True) as launcher:
+        assert launcher.stdout.readline() == "[0] ready\n"
+        launcher.send_signal(signal.SIGTERM)
+        launcher.wait(60)
+    assert (tmp_path / "saved").exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])

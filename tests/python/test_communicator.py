@@ -164,7 +164,7 @@ def engines(monkeypatch):
     def engine(name):
         def join(*arguments):
             calls.append((name, *arguments))
-            return Joined()
+            return Joined(1, 4) if name == "mpi" else Joined()
 
         return join
 
@@ -186,7 +186,7 @@ def test_named_ranks_meet_by_gloo(engines, monkeypatch, caplog):
     started(monkeypatch, RANK="0", WORLD_SIZE="7")  # the arguments go before a launcher's variables
     caplog.set_level("INFO", "tf_dynemb")
     de.init(rank=1, size=np.int64(2), address="h:123", timeout=5)
-    assert engines == [("gloo", 1, 2, "h", 123, 5.0, None)]
+    assert engines == [("gloo", 1, 2, "h", 123, 5.0, None, "")]
     assert isinstance(communicator.get(), Joined)
     assert "rank 0 of 2, from the arguments of init; by Gloo, met at h:123" in caplog.text
     with communicator.alone():
@@ -197,14 +197,29 @@ def test_launched_ranks(engines, monkeypatch):
     started(monkeypatch, RANK="1", WORLD_SIZE="4", MASTER_ADDR="m", MASTER_PORT="7")
     started(monkeypatch, TF_DYNEMB_RANKS_SECRET="s")
     de.init()
-    assert engines == [("gloo", 1, 4, "m", 7, 60.0, "s")]
+    assert engines == [("gloo", 1, 4, "m", 7, 600.0, "s", "")]
 
 
 @pytest.mark.parametrize("tool", [None, "mpi"])
 def test_ranks_of_mpiexec(engines, monkeypatch, tool):
     started(monkeypatch, PMI_RANK="1", PMI_SIZE="4")
     de.init(tool)
-    assert engines == [("mpi", "libmpi.so.12", 60.0)]
+    assert engines == [("mpi", "libmpi.so.12", 600.0)]
+
+
+def test_mpi_with_other_ranks_than_the_launcher(engines, monkeypatch):
+    """Of another implementation: each process would be rank 0 of 1, and train alone."""
+    started(monkeypatch, RANK="1", WORLD_SIZE="2")
+    with pytest.raises(RuntimeError, match=r"rank 1 of 2 by RANK.*rank 1 of 4 by libmpi.so.12"):
+        de.init("mpi")
+    assert communicator.get() is communicator.LOCAL
+
+
+def test_the_job_is_that_of_the_launcher(engines, monkeypatch):
+    started(monkeypatch, SLURM_PROCID="0", SLURM_STEP_NUM_TASKS="2", SLURM_JOB_ID="3001")
+    started(monkeypatch, SLURM_STEP_ID="1", SLURM_STEP_NODELIST="n[1-2]")
+    de.init()
+    assert engines == [("gloo", 0, 2, "n1", 29502, 600.0, None, "3001 1")]
 
 
 def test_ranks_of_mpiexec_without_its_library(engines, monkeypatch):
@@ -213,13 +228,13 @@ def test_ranks_of_mpiexec_without_its_library(engines, monkeypatch):
     with pytest.raises(RuntimeError, match=r"init\('mpi'\): no MPI library.*TF_DYNEMB_MPI"):
         de.init("mpi")
     de.init()
-    assert engines == [("gloo", 1, 4, "127.0.0.1", 29500, 60.0, None)]
+    assert engines == [("gloo", 1, 4, "127.0.0.1", 29500, 600.0, None, "")]
 
 
 def test_ranks_of_horovodrun_by_another_engine(engines, monkeypatch):
     started(monkeypatch, HOROVOD_RANK="1", HOROVOD_SIZE="2")
     de.init("gloo")
-    assert engines == [("gloo", 1, 2, "127.0.0.1", 29500, 60.0, None)]
+    assert engines == [("gloo", 1, 2, "127.0.0.1", 29500, 600.0, None, "")]
 
 
 def test_ranks_of_mpiexec_that_do_not_meet(engines, monkeypatch):
@@ -235,7 +250,7 @@ def test_ranks_of_mpiexec_that_do_not_meet(engines, monkeypatch):
     assert communicator.get() is communicator.LOCAL
 
 
-@pytest.mark.parametrize("tool", ["gloo", "mpi", None])
+@pytest.mark.parametrize("tool", ["gloo", None])
 def test_one_process_joins_nothing(engines, tool):
     de.init(tool)
     de.init(tool, rank=0, size=1, address="h:1")
@@ -243,12 +258,13 @@ def test_one_process_joins_nothing(engines, tool):
     assert communicator.get() is communicator.LOCAL
 
 
-def test_a_process_joins_once(engines):
+def test_a_process_joins_once(engines, monkeypatch):
+    started(monkeypatch, PMI_RANK="1", PMI_SIZE="4")
     de.init(rank=0, size=2, address="h:1")
     de.init("gloo", rank=0, size=2, address="h:1")
     assert len(engines) == 1
     with pytest.raises(RuntimeError, match=r"init\('mpi'\).*joined its ranks by 'gloo'"):
-        de.init("mpi", rank=0, size=2, address="h:1")
+        de.init("mpi")
     joined = communicator.get()
     start.leave()
     assert joined.left == 1
@@ -285,7 +301,12 @@ def test_a_process_joins_once(engines):
         (
             {"comm_tool": "horovod", "rank": 0, "size": 2, "address": "h:1"},
             ValueError,
-            "no effect on Horovod",
+            "no effect on 'horovod'",
+        ),
+        (
+            {"comm_tool": "mpi", "rank": 0, "size": 2, "address": "h:1"},
+            ValueError,
+            "no effect on 'mpi'",
         ),
     ],
 )

@@ -58,7 +58,7 @@ WORKERS = ["a:2222", "b:2223", "b:2224"]
                 "SLURM_STEP_NODELIST": "gpu[03-07,9],login",
                 "SLURM_NTASKS": "8",
             },
-            *(5, 8, "gpu03", PORT + 4567, False),
+            *(5, 8, "gpu03", PORT + 1234567 % 3000, False),
         ),
         # mpiexec of MPICH under srun.
         (
@@ -106,6 +106,20 @@ def test_one_process(environment):
         ({"RANK": "2", "WORLD_SIZE": "2"}, "rank 2 of 2"),
         ({"RANK": "-1", "WORLD_SIZE": "2"}, "rank -1 of 2"),
         ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "http"}, "MASTER_PORT='http'"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "65536"}, "MASTER_PORT=65536 leads to"),
+        (
+            {
+                "RANK": "0",
+                "WORLD_SIZE": "2",
+                "MASTER_PORT": "65535",
+                "TORCHELASTIC_USE_AGENT_STORE": "True",
+            },
+            "MASTER_PORT=65535 leads to",
+        ),
+        (
+            {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "n[1"},
+            "no list of nodes",
+        ),
         ({"TF_CONFIG": "{"}, "TF_CONFIG"),
         ({"TF_CONFIG": "[]"}, "TF_CONFIG"),
         (tf_config("worker", 3, worker=WORKERS), "TF_CONFIG"),
@@ -129,6 +143,7 @@ def test_variables_without_meaning(environment, message):
         ("n[1-4]", "n1"),
         ("n[007,9-11],m3", "n007"),
         ("rack[2-3]node,x", "rack2node"),
+        ("rack[0-1]node[2,4],x", "rack0node2"),
         ("a-b.c[10-12]", "a-b.c10"),
     ],
 )

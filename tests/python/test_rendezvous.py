@@ -26,7 +26,7 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def meet(size, ranks=None, timeout=20.0, secrets=None, then=None, sizes=None):
+def meet(size, ranks=None, timeout=20.0, secrets=None, then=None, sizes=None, jobs=None, host=None):
     """Runs a rendezvous for each rank; returns the result of `then`, or the error, of each."""
     port = free_port()
     ranks = list(range(size)) if ranks is None else ranks
@@ -36,7 +36,8 @@ def meet(size, ranks=None, timeout=20.0, secrets=None, then=None, sizes=None):
         secret = secrets[i] if secrets else None
         of = sizes[i] if sizes else size
         try:
-            meeting = Rendezvous(ranks[i], of, "127.0.0.1", port, timeout, secret)
+            job = jobs[i] if jobs else ""
+            meeting = Rendezvous(ranks[i], of, host or "127.0.0.1", port, timeout, secret, job)
             with contextlib.closing(meeting):
                 results[i] = then(meeting) if then else meeting.address
         except Exception as error:
@@ -62,8 +63,49 @@ def test_all_ranks_receive_the_bytes_of_all(size, secret):
     assert results == [expected] * size
 
 
+def test_each_rank_receives_what_the_others_have_for_it():
+    def then(meeting):
+        return meeting.alltoall([b"%d to %d" % (meeting.rank, r) for r in range(3)])
+
+    assert meet(3, then=then) == [[b"%d to %d" % (s, r) for s in range(3)] for r in range(3)]
+
+
 def test_the_address_of_this_machine():
     assert meet(2) == ["127.0.0.1"] * 2
+    assert meet(2, host="localhost") in (["127.0.0.1"] * 2, ["::1"] * 2)
+
+
+def test_a_name_of_this_machine():
+    """Rank 0 listens at all addresses; both ranks have one that is the same."""
+    name = socket.gethostname()
+    try:
+        socket.getaddrinfo(name, None)
+    except OSError:
+        pytest.skip(f"{name} has no address")
+    first, second = meet(2, host=name)
+    assert first == second
+    assert not rendezvous.is_address(name)
+
+
+def test_ranks_of_another_job():
+    first, second = meet(2, jobs=["1 0", "1 1"], timeout=2.0, then=lambda m: m.allgather(b""))
+    assert isinstance(first, TimeoutError)
+    assert isinstance(second, ConnectionError)
+    assert "is that of another job ('1 0', not '1 1')" in str(second)
+
+
+def test_a_rank_that_ends_after_the_meeting_is_named_on_all_others():
+    def then(meeting):
+        if meeting.rank == 1:
+            return None
+        return meeting.allgather(b"")
+
+    first, _, third = meet(3, then=then)
+    assert str(first) == str(third) == "rank 1 has ended"
+
+
+def test_a_timeout_that_no_system_call_takes():
+    assert meet(2, timeout=1e9) == ["127.0.0.1"] * 2
 
 
 def test_ranks_that_do_not_come_are_named_on_all_others():
@@ -122,6 +164,38 @@ def test_another_secret(secrets):
     assert "ranks 1 of 2 have not come" in str(first)
     assert isinstance(second, ConnectionError)
     assert "another TF_DYNEMB_RANKS_SECRET" in str(second)
+
+
+def test_strangers_that_send_slowly_do_not_hold_up_the_others():
+    port, results, stop = free_port(), {}, threading.Event()
+
+    def run(rank):
+        meeting = Rendezvous(rank, 2, "127.0.0.1", port, 20, "s")
+        results[rank] = meeting.allgather(b"")
+        meeting.close()
+
+    def drip(stranger):
+        with contextlib.suppress(OSError):
+            stranger.sendall(struct.pack("!i", 200))
+            while not stop.wait(0.1):
+                stranger.sendall(b"x")
+
+    first = threading.Thread(target=run, args=(0,))
+    first.start()
+    time.sleep(0.3)
+    strangers = [socket.create_connection(("127.0.0.1", port)) for _ in range(8)]
+    threads = [threading.Thread(target=drip, args=(stranger,)) for stranger in strangers]
+    for thread in threads:
+        thread.start()
+    begin = time.monotonic()
+    run(1)
+    first.join()
+    assert time.monotonic() - begin < 10
+    stop.set()
+    for thread, stranger in zip(threads, strangers, strict=True):
+        thread.join()
+        stranger.close()
+    assert results == {0: [b"", b""], 1: [b"", b""]}
 
 
 @pytest.mark.parametrize(

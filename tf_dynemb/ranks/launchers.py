@@ -90,22 +90,45 @@ def _address(environment: Mapping[str, str]) -> tuple[str | None, int]:
     if "MASTER_PORT" in environment:
         # torchrun's agent may listen at this port itself.
         taken = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        return host, _number(environment, "MASTER_PORT") + taken
+        port = _number(environment, "MASTER_PORT") + taken
+        if not 0 < port < 2**16:
+            raise ValueError(f"MASTER_PORT={environment['MASTER_PORT']} leads to no port.")
+        return host, port
     port = PORT
     if "SLURM_JOB_ID" in environment:  # several jobs may share a machine
-        port += _number(environment, "SLURM_JOB_ID") % 10000
+        step = environment.get("SLURM_STEP_ID", "0")
+        jobs = _number(environment, "SLURM_JOB_ID") + (int(step) if step.isdecimal() else 0)
+        port += jobs % 3000  # below the ports that systems choose
     if host is None and "SLURM_STEP_NODELIST" in environment:
         host = first_host(environment["SLURM_STEP_NODELIST"])
     return host, port
 
 
 def first_host(nodes: str) -> str:
-    """Returns the first name of a list of Slurm, such as "gpu[03-07,9],login1"."""
-    match = re.match(r"([^,\[]+)(?:\[(\d+)[^\]]*\]([^,\[]*))?", nodes)
-    if match is None:
+    """Returns the first name of a list of Slurm, such as "gpu[03-07,9]x[1-2],login1"."""
+    first = re.match(r"(?:\[[^\]]*\]|[^,\[])*", nodes)
+    name = re.sub(r"\[(\d+)[^\]]*\]", r"\1", first[0] if first else "")
+    if first is None or not name or nodes[first.end() :].startswith("["):
         raise ValueError(f"{nodes!r} is no list of nodes.")
-    prefix, number, suffix = match.groups(default="")
-    return prefix + number + suffix
+    return name
+
+
+# What tells the ranks of one job from those of another that meet at the same port.
+_JOBS = (
+    ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
+    ("SLURM_JOB_ID", "SLURM_STEP_ID"),
+    ("PMIX_NAMESPACE",),
+    ("OMPI_MCA_ess_base_jobid",),
+    ("PMI_JOBID",),
+)
+
+
+def job(environment: Mapping[str, str]) -> str:
+    """Returns the name that the launcher has given to the job, the same on all ranks; or ""."""
+    for names in _JOBS:
+        if names[0] in environment:
+            return " ".join(environment.get(name, "") for name in names)
+    return ""
 
 
 def split_address(address: str) -> tuple[str, int]:

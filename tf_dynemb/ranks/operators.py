@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import pathlib
 import re
@@ -121,7 +120,13 @@ def _gradient_of_alltoall(
 
 
 def over_gloo(
-    rank: int, size: int, host: str, port: int, timeout: float, secret: str | None
+    rank: int,
+    size: int,
+    host: str,
+    port: int,
+    timeout: float,
+    secret: str | None,
+    job: str = "",
 ) -> Operators:
     """Meets the other ranks at rank 0, and connects every two of them by Gloo.
 
@@ -129,15 +134,13 @@ def over_gloo(
         OSError: as `Rendezvous`.
         tf.errors.AbortedError: two ranks cannot connect; the message names them.
     """
-    meeting = Rendezvous(rank, size, host, port, timeout, secret)
+    meeting = Rendezvous(rank, size, host, port, timeout, secret, job)
     try:
         library = _ops.library()
         with tf.init_scope(), tf.device(_ops.CPU):
             group, addresses = library.dynemb_ranks_listen(meeting.address, rank, size, timeout)
-            texts = json.dumps([address.hex() for address in addresses.numpy()])
-            # What each rank has for each; this rank needs what the others have for it.
-            everyone = [json.loads(text) for text in meeting.allgather(texts.encode())]
-            own = [bytes.fromhex(row[rank]) for row in everyone]
+            # What each rank has for this one.
+            own = meeting.alltoall(addresses.numpy().tolist())
             hosts = meeting.allgather(socket.gethostname().encode())
             library.dynemb_ranks_connect(group, own)
     finally:

@@ -1,27 +1,36 @@
 """The meeting of ranks at rank 0, where each learns how to reach the others.
 
-Rank 0 listens; each other rank connects, and says which one it is. Then the ranks exchange byte
-strings. With a secret, the two ends of a connection prove to each other that they know it, by HMAC
-of a challenge (`multiprocessing.connection`), before anything else; nothing is encrypted. Only JSON
-is decoded.
+Rank 0 listens; each other rank connects, and says which one of which job it is. Then the ranks
+exchange byte strings. With a secret, the two ends of a connection prove to each other that they
+know it, by HMAC of a challenge (`multiprocessing.connection`), before anything else; nothing is
+encrypted. Only JSON is decoded.
 """
 
 from __future__ import annotations
 
 import base64
 import contextlib
+import ipaddress
 import json
+import logging
 import multiprocessing
+import queue
 import socket
 import struct
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import Any
 
-# The seconds that a process may take to say who it is, once it is connected: one that is no rank
-# must not hold up the others.
+# The seconds that a process may take to say who it is, once it is connected.
 _PATIENCE = 5.0
+# How long a poll may last: the system's longest is shorter than timeouts can be.
+_LONGEST = 1e6
+# The seconds after which rank 0 says for whom it waits.
+_QUIET = 10.0
+
+_log = logging.getLogger("tf_dynemb")
 
 
 class Rendezvous:
@@ -30,10 +39,13 @@ class Rendezvous:
     Args:
         rank: the number of this process.
         size: the number of ranks, at least 2.
-        host: a name or address of rank 0's machine. Rank 0 listens at this address only.
+        host: a name or address of rank 0's machine. At an address, or "localhost", rank 0 listens
+            there only. At a name it listens at all addresses: a machine often knows itself by
+            another address than its neighbours do.
         port: the port there.
         timeout: the seconds until a rank that has not come is an error.
         secret: what all ranks know, or None.
+        job: a name that the ranks of another job would not have; "" if there is none.
 
     Attributes:
         address: the address of this machine in the network that the ranks share.
@@ -47,13 +59,21 @@ class Rendezvous:
     address: str
 
     def __init__(
-        self, rank: int, size: int, host: str, port: int, timeout: float, secret: str | None
+        self,
+        rank: int,
+        size: int,
+        host: str,
+        port: int,
+        timeout: float,
+        secret: str | None,
+        job: str = "",
     ) -> None:
         self.rank, self.size = rank, size
         self._where = f"{host}:{port}"
         self._end = time.monotonic() + timeout
         self._timeout = timeout
         self._secret = secret.encode() if secret else None
+        self._job = job
         self._peers: dict[int, Connection[Any, Any]] = {}
         try:
             if rank == 0:
@@ -64,17 +84,25 @@ class Rendezvous:
             self.close()
             raise
 
+    def alltoall(self, data: Sequence[bytes]) -> list[bytes]:
+        """Returns what each rank has in `data` for this one, in their order. Collective."""
+        texts = [base64.b64encode(item).decode() for item in data]
+        if self.rank:
+            self._send(0, {"data": texts})
+            received = self._receive(0)["data"]
+        else:
+            try:
+                rows = [texts, *(self._receive(r)["data"] for r in range(1, self.size))]
+            except OSError as error:
+                self._refuse(error)
+            for other in self._peers:
+                self._send(other, {"data": [row[other] for row in rows]})
+            received = [row[0] for row in rows]
+        return [base64.b64decode(item) for item in received]
+
     def allgather(self, data: bytes) -> list[bytes]:
         """Returns the bytes of all ranks, in their order. Collective."""
-        text = base64.b64encode(data).decode()
-        if self.rank:
-            self._send(0, {"data": text})
-            everyone = self._receive(0)["all"]
-        else:
-            everyone = [text, *(self._receive(r)["data"] for r in range(1, self.size))]
-            for other in self._peers:
-                self._send(other, {"all": everyone})
-        return [base64.b64decode(item) for item in everyone]
+        return self.alltoall([data] * self.size)
 
     def close(self) -> None:
         """Closes the connections."""
@@ -83,78 +111,132 @@ class Rendezvous:
         self._peers = {}
 
     def _listen(self, host: str, port: int) -> None:
-        family, *_, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         try:
-            server = socket.create_server(place[:2], family=family, backlog=self.size)
+            server = _server(host, port, self.size)
         except OSError as error:
             raise OSError(error.errno, f"rank 0 cannot listen at {self._where}: {error}") from error
-        self.address = str(place[0])
-        with server:
+        come: queue.Queue[tuple[Connection[Any, Any], Any]] = queue.Queue()
+        addresses = [server.getsockname()[0]] if is_address(host) else []
+        threading.Thread(target=self._accept, args=(server, come, addresses), daemon=True).start()
+        said = time.monotonic() + _QUIET
+        try:
             while len(self._peers) < self.size - 1:
-                server.settimeout(max(0.001, self._end - time.monotonic()))
-                try:
-                    accepted, _ = server.accept()
-                except TimeoutError:
-                    missing = sorted(set(range(1, self.size)) - self._peers.keys())
+                now = time.monotonic()
+                missing = sorted(set(range(1, self.size)) - self._peers.keys())
+                who = f"ranks {', '.join(map(str, missing))} of {self.size}"
+                if now >= self._end:
                     self._refuse(
                         TimeoutError(
-                            f"ranks {', '.join(map(str, missing))} of {self.size} have not come "
-                            f"to {self._where} within {self._timeout:g} s"
+                            f"{who} have not come to {self._where} within {self._timeout:g} s"
                         )
                     )
-                self._welcome(accepted)
+                if now >= said:
+                    _log.warning("%s have not come to %s yet", who, self._where)
+                    said += max(_QUIET, 2 * (now - said))
+                with contextlib.suppress(queue.Empty):
+                    self._add(*come.get(timeout=min(0.2, self._end - now)))
+        finally:
+            server.close()
+        # One by which ranks of other machines have come, if there are any.
+        self.address = next((a for a in addresses if not _is_loopback(a)), addresses[0])
+        for other in self._peers:
+            self._send(other, {"address": self.address})
 
-    def _welcome(self, accepted: socket.socket) -> None:
-        """Adds a rank, if it is one that knows the secret."""
-        peer: Connection[Any, Any] = _connection(accepted)
+    def _accept(
+        self,
+        server: socket.socket,
+        come: queue.Queue[tuple[Connection[Any, Any], Any]],
+        addresses: list[str],
+    ) -> None:
+        """Runs in a thread: greets each process in one more, so that none holds up the others."""
+        with contextlib.suppress(OSError):  # the server is closed
+            while True:
+                accepted, _ = server.accept()
+                threading.Thread(
+                    target=self._greet, args=(accepted, come, addresses), daemon=True
+                ).start()
+
+    def _greet(
+        self,
+        accepted: socket.socket,
+        come: queue.Queue[tuple[Connection[Any, Any], Any]],
+        addresses: list[str],
+    ) -> None:
+        address = _plain(accepted.getsockname()[0])
+        handle = accepted.dup()
+        peer = _connection(accepted)
+        limit = threading.Timer(min(_PATIENCE, self._timeout), _shut, [handle])
+        limit.start()
         try:
             if self._secret is not None:
                 deliver_challenge(peer, self._secret)
                 answer_challenge(peer, self._secret)
-            if not peer.poll(_PATIENCE):
-                raise EOFError
             hello = json.loads(peer.recv_bytes(2**16))
-            rank, size = int(hello["rank"]), int(hello["size"])
+            if not isinstance(hello["rank"], int) or not isinstance(hello["size"], int):
+                raise ValueError(hello)
         except (OSError, EOFError, ValueError, KeyError, TypeError, multiprocessing.ProcessError):
-            peer.close()  # no rank of this job
+            peer.close()  # no rank
+            return
+        finally:
+            limit.cancel()
+            handle.close()
+        addresses.append(address)
+        come.put((peer, hello))
+
+    def _add(self, peer: Connection[Any, Any], hello: Mapping[str, Any]) -> None:
+        """Adds a rank."""
+        rank, size, job = hello["rank"], hello["size"], hello.get("job", "")
+        if job != self._job:
+            self._tell(peer, f"{self._where} is that of another job ({self._job!r}, not {job!r})")
+            peer.close()
             return
         if size != self.size or not 0 < rank < size:
-            error = ConnectionError(
+            error = (
                 f"a process that came to {self._where} says that it is rank {rank} of {size}, and "
                 f"rank 0 expects {self.size} ranks"
             )
         elif rank in self._peers:
-            error = ConnectionError(f"two processes came to {self._where} as rank {rank}")
+            error = f"two processes came to {self._where} as rank {rank}"
         else:
             self._peers[rank] = peer
             return
-        self._peers.setdefault(-1, peer)
-        self._refuse(error)
+        self._tell(peer, error)
+        self._refuse(ConnectionError(error))
 
     def _refuse(self, error: OSError) -> None:
         """Tells the ranks that are here, and raises the error."""
-        for other in self._peers:
-            self._send(other, {"error": str(error), "late": isinstance(error, TimeoutError)})
+        for peer in self._peers.values():
+            self._tell(peer, str(error), isinstance(error, TimeoutError))
         raise error
+
+    @staticmethod
+    def _tell(peer: Connection[Any, Any], error: str, late: bool = False) -> None:
+        with contextlib.suppress(OSError):
+            peer.send_bytes(json.dumps({"error": error, "late": late}).encode())
 
     def _connect(self, host: str, port: int) -> None:
         while True:
             left = self._end - time.monotonic()
             try:
-                connected = socket.create_connection((host, port), timeout=max(0.001, left))
-                break
+                connected = socket.create_connection(
+                    (host, port), timeout=min(_LONGEST, max(0.001, left))
+                )
+                # Before rank 0 listens, the system may connect a socket to itself.
+                if connected.getsockname() != connected.getpeername():
+                    break
+                connected.close()
             except OSError as error:
                 if left <= 0:
                     raise TimeoutError(
                         f"rank 0 does not answer at {self._where} for {self._timeout:g} s: {error}"
                     ) from error
-                time.sleep(0.05)
-        self.address = connected.getsockname()[0]
-        peer: Connection[Any, Any] = _connection(connected)
+            time.sleep(0.05)
+        own = _plain(connected.getsockname()[0])
+        peer = _connection(connected)
         self._peers[0] = peer
         if self._secret is not None:
             try:
-                if not peer.poll(max(0.0, self._end - time.monotonic())):
+                if not self._poll(peer):
                     raise EOFError
                 answer_challenge(peer, self._secret)
                 deliver_challenge(peer, self._secret)
@@ -163,7 +245,13 @@ class Rendezvous:
                     f"rank 0 at {self._where} has another TF_DYNEMB_RANKS_SECRET than rank "
                     f"{self.rank}, or none"
                 ) from error
-        self._send(0, {"rank": self.rank, "size": self.size})
+        self._send(0, {"rank": self.rank, "size": self.size, "job": self._job})
+        of_root = self._receive(0)["address"]
+        # On rank 0's machine this rank is where rank 0 is.
+        self.address = of_root if _is_loopback(own) else own
+
+    def _poll(self, peer: Connection[Any, Any]) -> bool:
+        return peer.poll(min(_LONGEST, max(0.0, self._end - time.monotonic())))
 
     def _send(self, other: int, message: Mapping[str, Any]) -> None:
         with contextlib.suppress(OSError):  # its end is an error of the next _receive
@@ -172,27 +260,55 @@ class Rendezvous:
     def _receive(self, other: int) -> dict[str, Any]:
         peer = self._peers[other]
         try:
-            if not peer.poll(max(0.0, self._end - time.monotonic())):
+            if not self._poll(peer):
                 raise TimeoutError(f"rank {other} has said nothing for {self._timeout:g} s")
             message: dict[str, Any] = json.loads(peer.recv_bytes())
         except TimeoutError:
             raise
         except (EOFError, OSError, ValueError) as error:
-            raise ConnectionError(
-                f"rank {other} has ended, or has another TF_DYNEMB_RANKS_SECRET than rank "
-                f"{self.rank}"
-            ) from error
+            secret = ", or has another TF_DYNEMB_RANKS_SECRET" if other == 0 else ""
+            raise ConnectionError(f"rank {other} has ended{secret}") from error
         if "error" in message:
             kind = TimeoutError if message["late"] else ConnectionError
             raise kind(message["error"])
         return message
 
 
+def is_address(host: str) -> bool:
+    """Whether a host is an address, or localhost, and not another name."""
+    try:
+        return not ipaddress.ip_address(host.partition("%")[0]).is_unspecified
+    except ValueError:
+        return host == "localhost"
+
+
+def _server(host: str, port: int, size: int) -> socket.socket:
+    if is_address(host):
+        family, *_, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(place[:2], family=family, backlog=size)
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    return socket.create_server(("", port), family=family, backlog=size, dualstack_ipv6=both)
+
+
+def _plain(address: str) -> str:
+    """An address of IPv4 as such, which a socket for both versions has inside one of IPv6."""
+    return address.removeprefix("::ffff:") if address.count(".") == 3 else address
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+
+
 def _connection(connected: socket.socket) -> Connection[Any, Any]:
     connected.settimeout(None)
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    # A read that has begun ends after this time; `poll` waits for the beginning.
-    connected.setsockopt(
-        socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", int(_PATIENCE), 0)
-    )
+    # A peer that takes nothing is not waited for without end.
+    seconds = struct.pack("@ll", 30, 0)
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, seconds)
     return Connection(connected.detach())
+
+
+def _shut(handle: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        handle.shutdown(socket.SHUT_RDWR)

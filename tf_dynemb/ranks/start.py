@@ -8,7 +8,7 @@ import warnings
 from typing import Any
 
 from tf_dynemb import communicator
-from tf_dynemb.ranks.launchers import PORT, Place, find, split_address
+from tf_dynemb.ranks.launchers import Place, find, job, split_address
 from tf_dynemb.ranks.operators import Operators, find_mpi, over_gloo, over_mpi
 
 ENGINES = ("gloo", "mpi", "horovod")
@@ -25,7 +25,7 @@ def init(
     rank: int | None = None,
     size: int | None = None,
     address: str | None = None,
-    timeout: float = 60,
+    timeout: float = 600,
 ) -> None:
     """Joins the ranks that train together: all that a launcher has started, or that are named here.
 
@@ -56,15 +56,16 @@ def init(
             then connect to each other at ports that the system chooses. If TF_DYNEMB_RANKS_SECRET
             is set, rank 0 admits only ranks that know it.
         timeout: the seconds after which a rank that has not come, or that other ranks wait for in a
-            collective operation, is an error on all of them. Horovod has its own settings.
+            collective operation, is an error on all of them. A rank that ends is one at once. The
+            start of MPI itself has no timeout, and Horovod has its own settings.
 
     Raises:
         TypeError: an argument has the wrong type.
         ValueError: `rank`, `size` and `address` are incomplete or out of range, or a launcher's
             variable has no meaning; the message names it.
         ImportError: Horovod is required and not installed; the message says how to install it.
-        RuntimeError: this process has joined ranks by another engine; or "mpi" is required and its
-            library is not found.
+        RuntimeError: this process has joined ranks by another engine; "mpi" is required and its
+            library is not found; or MPI has other ranks than the launcher.
         TimeoutError: ranks have not come; the message names them.
         OSError: rank 0 cannot listen at the address, or has refused this process.
         tf.errors.AbortedError: two ranks cannot connect; the message names them.
@@ -79,8 +80,11 @@ def init(
         return
     timeout = _seconds(timeout)
     place = _named(rank, size, address)
-    if comm_tool == "horovod" and place is not None:
-        raise ValueError("rank, size and address have no effect on Horovod: use horovodrun.")
+    if comm_tool in ("horovod", "mpi") and place is not None:
+        raise ValueError(
+            f"rank, size and address have no effect on {comm_tool!r}, whose launcher numbers the "
+            "ranks."
+        )
     if place is None and comm_tool in (None, "horovod") and _is_horovods(comm_tool):
         communicator.horovod_ranks()
         return
@@ -99,12 +103,25 @@ def init(
         return
     if engine == "mpi":
         comm = over_mpi(str(library), timeout)
+        if (comm.rank, comm.size) != (place.rank, place.size):
+            comm.leave()
+            raise RuntimeError(
+                f"This is rank {place.rank} of {place.size} by {place.launcher}, and rank "
+                f"{comm.rank} of {comm.size} by {library}: the launcher belongs to another MPI. "
+                "TF_DYNEMB_MPI names the library; init('gloo') needs none."
+            )
         by = f"MPI ({library})"
     else:
         host = place.host or "127.0.0.1"
         try:
             comm = over_gloo(
-                place.rank, place.size, host, place.port, timeout, os.environ.get(SECRET)
+                place.rank,
+                place.size,
+                host,
+                place.port,
+                timeout,
+                os.environ.get(SECRET),
+                job(os.environ),
             )
         except TimeoutError as error:
             if place.host is not None:
@@ -176,6 +193,3 @@ def _seconds(timeout: Any) -> float:
     if not 0 < timeout <= 1e9:
         raise ValueError(f"timeout must be in (0, 1e9] seconds, got {timeout!r}.")
     return float(timeout)
-
-
-__all__ = ["ENGINES", "PORT", "init", "leave"]

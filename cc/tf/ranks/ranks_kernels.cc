@@ -19,6 +19,12 @@
 namespace dynemb {
 namespace {
 
+// An error of another rank, or of a connection. (In a function, TensorFlow makes an InternalError
+// of an UnavailableError.)
+absl::Status OfGroup(const Status& status) {
+  return status.code() == Code::kInternal ? absl::AbortedError(status.message()) : ToAbsl(status);
+}
+
 constexpr int kMostRanks = 1 << 16;
 
 class GroupResource : public tf::ResourceBase {
@@ -31,7 +37,8 @@ class GroupResource : public tf::ResourceBase {
 
   absl::Status Connect(const std::vector<std::string>& addresses) {
     if (listening_ == nullptr) return absl::FailedPreconditionError("group is connected already");
-    DYNEMB_RETURN_IF_LIBRARY_ERROR(listening_->Connect(addresses));
+    const Status status = listening_->Connect(addresses);
+    if (!status.ok()) return OfGroup(status);
     group_ = std::make_unique<Group>(std::move(listening_));
     return absl::OkStatus();
   }
@@ -45,12 +52,6 @@ class GroupResource : public tf::ResourceBase {
   std::unique_ptr<GlooWire> listening_;
   std::unique_ptr<Group> group_;
 };
-
-// An error of another rank, or of a connection. (In a function, TensorFlow makes an InternalError
-// of an UnavailableError.)
-absl::Status OfGroup(const Status& status) {
-  return status.code() == Code::kInternal ? absl::AbortedError(status.message()) : ToAbsl(status);
-}
 
 absl::Status GetTimeout(const tf::Tensor& tensor, std::chrono::milliseconds* timeout) {
   TF_RETURN_IF_ERROR(CheckScalar(tensor, "timeout"));
@@ -213,7 +214,8 @@ class CollectiveOp : public tf::AsyncOpKernel {
     if (group->group() == nullptr) {
       return absl::FailedPreconditionError("group is not connected yet");
     }
-    const absl::Status status = Run(ctx, {operation_, ctx->frame_iter().iter_id}, group->group());
+    const absl::Status status =
+        Run(ctx, {operation_, ctx->frame_iter().iter_id, Form(ctx)}, group->group());
     if (absl::IsAborted(status)) Keep(ctx);
     return status;
   }
@@ -226,6 +228,14 @@ class CollectiveOp : public tf::AsyncOpKernel {
     for (int i = 0; i < ctx->num_outputs(); ++i) {
       if (ctx->mutable_output(i) != nullptr) kept->push_back(*ctx->mutable_output(i));
     }
+  }
+
+  // What ranks must agree on: the type, and the shape without the number of rows.
+  virtual std::string Form(tf::OpKernelContext* ctx) const {
+    tf::TensorShape shape = ctx->input(1).shape();
+    if (shape.dims() > 0) shape.RemoveDim(0);
+    return absl::StrCat(tf::DataTypeString(ctx->input_dtype(1)), " rows of shape ",
+                        shape.DebugString());
   }
 
   std::string operation_;
@@ -308,6 +318,11 @@ class BroadcastOp : public CollectiveOp {
     return OfGroup(group->Broadcast(operation, root_, Bytes(*result), data.TotalBytes()));
   }
 
+  std::string Form(tf::OpKernelContext* ctx) const override {
+    return absl::StrCat(tf::DataTypeString(ctx->input_dtype(1)), " ",
+                        ctx->input(1).shape().DebugString());
+  }
+
   int root_;
 };
 
@@ -334,6 +349,13 @@ class AllreduceOp : public CollectiveOp {
   using CollectiveOp::CollectiveOp;
 
  private:
+  std::string Form(tf::OpKernelContext* ctx) const override {
+    std::string form = tf::DataTypeString(ctx->input_dtype(1));
+    for (int i = 1; i < ctx->num_inputs(); ++i) {
+      absl::StrAppend(&form, " ", ctx->input(i).shape().DebugString());
+    }
+    return form;
+  }
   absl::Status Run(tf::OpKernelContext* ctx, const Group::Operation& operation,
                    Group* group) override {
     const int tensors = ctx->num_outputs();

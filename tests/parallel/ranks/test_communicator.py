@@ -380,3 +380,26 @@ def test_gradients_are_sent_back(comm):
     tensor, splits = sent(comm, dtype=tf.float32)
     expected = np.repeat(np.arange(comm.size) + 1.0, splits)
     np.testing.assert_array_equal(gradient(tensor, splits)[:, 0], expected)
+
+
+@eager_and_graph
+@pytest.mark.ranks(2)
+def test_data_that_do_not_fit_are_refused_on_all_ranks(comm, wrap):
+    """Of the same number of bytes: they would be taken for each other."""
+    if not hasattr(comm, "leave"):
+        pytest.skip("Horovod has its own errors")
+    both = [tf.ones([4], tf.float32), tf.ones([4], tf.int32)]
+    rows = [tf.ones([2, 2], tf.float32), tf.ones([4, 1], tf.float32)]
+    for given, call in (
+        (both, lambda data: comm.allgather(data, name="unfit")),
+        (rows, lambda data: comm.allgather(data, name="unfit")),
+        (both, lambda data: comm.broadcast(data, 0, name="unfit")),
+        (rows, lambda data: comm.allreduce([data], False, name="unfit")),
+        (both, lambda data: comm.alltoall(data, tf.constant([2, 2]), name="unfit")),
+    ):
+        with pytest.raises(
+            tf.errors.InvalidArgumentError, match=r"rank \d has .*, and rank \d has"
+        ):
+            wrap(call)(given[comm.rank])
+    # The group goes on.
+    assert comm.gather_objects(comm.rank, "ranks") == [0, 1]
