@@ -19,7 +19,7 @@ from tf_dynemb.communicator import Communicator
 from tf_dynemb.ranks.launchers import local_ranks
 from tf_dynemb.ranks.rendezvous import Rendezvous
 
-# Sums of these types are computed as they are; of others, in a type that has all their values.
+# The type in which sums of each type are computed. (Those of uint64 have the same bits as int64.)
 _SUMMED_AS = {
     dtype: dtype for dtype in (tf.int32, tf.int64, tf.float16, tf.bfloat16, tf.float32, tf.float64)
 } | dict.fromkeys((tf.int8, tf.uint8, tf.int16, tf.uint16, tf.uint32, tf.uint64), tf.int64)
@@ -85,6 +85,8 @@ class Operators(Communicator):
             given = [tf.cast(reduced[i], _SUMMED_AS[dtype]) for i in members]
             sums = self._run("allreduce", f"{name}/{dtype.name}", given)
             for i, total in zip(members, sums, strict=True):
+                if dtype == tf.uint64:
+                    total = tf.cast(total, dtype)
                 if average and dtype.is_floating:
                     total /= tf.cast(self.size, dtype)
                 elif average:
@@ -105,18 +107,53 @@ class Operators(Communicator):
             return operator(self._group, data, *more, operation=name, name=node, **attributes)
 
 
+def _like(operation: tf.Operation, kind: str, *inputs: Any, **attributes: Any) -> Any:
+    """Runs an operation in the group of another one, of which it is the gradient."""
+    name = operation.get_attr("operation").decode()
+    operator = getattr(_ops.library(), f"dynemb_ranks_{kind}")
+    with tf.device(_ops.CPU):
+        return operator(operation.inputs[0], *inputs, operation=f"{name}/gradient", **attributes)
+
+
+# A loss is the sum of those of all ranks: what a rank has sent has a part in the losses of others.
+
+
 @tf.RegisterGradient("DynembRanksAlltoall")  # type: ignore[untyped-decorator]
 def _gradient_of_alltoall(
     operation: tf.Operation, gradient: tf.Tensor, _: tf.Tensor
 ) -> list[tf.Tensor | None]:
-    group, _, _ = operation.inputs
-    _, splits = operation.outputs
-    name = operation.get_attr("operation").decode()
-    with tf.device(_ops.CPU):
-        back, _ = _ops.library().dynemb_ranks_alltoall(
-            group, gradient, splits, operation=f"{name}/gradient"
-        )
+    back, _ = _like(operation, "alltoall", gradient, operation.outputs[1])
     return [None, back, None]
+
+
+@tf.RegisterGradient("DynembRanksAllgather")  # type: ignore[untyped-decorator]
+def _gradient_of_allgather(operation: tf.Operation, gradient: tf.Tensor) -> list[tf.Tensor | None]:
+    data = operation.inputs[1]
+    rows = _like(operation, "allgather", tf.shape(data)[:1])
+    parts, _ = _like(operation, "alltoall", gradient, rows)
+    shape = tf.concat([tf.shape(rows), tf.shape(data)], 0)
+    return [None, tf.reduce_sum(tf.reshape(parts, shape), 0)]
+
+
+@tf.RegisterGradient("DynembRanksBroadcast")  # type: ignore[untyped-decorator]
+def _gradient_of_broadcast(operation: tf.Operation, gradient: tf.Tensor) -> list[tf.Tensor | None]:
+    (total,) = _like(operation, "allreduce", [gradient])
+    ranks = tf.size(_like(operation, "allgather", tf.zeros([1], tf.int32)))
+    # Each rank sends rank r the number r.
+    own, _ = _like(operation, "alltoall", tf.range(ranks), tf.ones([ranks], tf.int32))
+    is_root = tf.equal(own[0], operation.get_attr("root"))
+    return [None, tf.where(is_root, total, tf.zeros_like(total))]
+
+
+@tf.RegisterGradient("DynembRanksAllreduce")  # type: ignore[untyped-decorator]
+def _gradient_of_allreduce(
+    operation: tf.Operation, *gradients: tf.Tensor
+) -> list[tf.Tensor | None]:
+    given = [
+        tf.zeros_like(data) if gradient is None else gradient
+        for gradient, data in zip(gradients, operation.inputs[1:], strict=True)
+    ]
+    return [None, *_like(operation, "allreduce", given)]
 
 
 def over_gloo(

@@ -403,3 +403,47 @@ def test_data_that_do_not_fit_are_refused_on_all_ranks(comm, wrap):
             wrap(call)(given[comm.rank])
     # The group goes on.
     assert comm.gather_objects(comm.rank, "ranks") == [0, 1]
+
+
+@eager_and_graph
+def test_gradients(comm, wrap):
+    """The loss of all ranks together is L = sum_r (r + 1) * sum(y_r ** 2), y_r what rank r has."""
+    if not hasattr(comm, "leave"):
+        pytest.skip("this is what our own operators do")
+    weights = [rank + 1.0 for rank in range(comm.size)]
+    x = tf.constant([[1.0, 2.0], [3.0, -1.0]]) + comm.rank
+
+    def gradient(operation):
+        def of(x):
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                loss = weights[comm.rank] * tf.reduce_sum(operation(x) ** 2)
+            return tape.gradient(loss, x)
+
+        return wrap(of)(x)
+
+    every = sum(weights)
+    got = gradient(lambda x: comm.allgather(x, name="g/allgather"))
+    np.testing.assert_allclose(got, 2 * every * x, rtol=1e-6)
+
+    root = comm.size - 1
+    got = gradient(lambda x: comm.broadcast(x, root, name="g/broadcast"))
+    np.testing.assert_allclose(got, 2 * every * x if comm.rank == root else 0 * x, rtol=1e-6)
+
+    total = sum(x - comm.rank + rank for rank in range(comm.size))
+    got = gradient(lambda x: comm.allreduce([x], False, name="g/allreduce")[0])
+    np.testing.assert_allclose(got, 2 * every * total, rtol=1e-6)
+
+    splits = tf.constant([0] * (comm.size - 1) + [2])  # all to the last rank
+    got = gradient(lambda x: comm.alltoall(x, splits, name="g/alltoall")[0])
+    np.testing.assert_allclose(got, 2 * weights[-1] * x, rtol=1e-6)
+
+
+def test_sums_of_unsigned_numbers(comm):
+    if not hasattr(comm, "leave"):
+        pytest.skip("this is what our own operators do")
+    large = tf.constant([2**64 // comm.size - 1], tf.uint64)  # the sum just fits
+    (mean,) = comm.allreduce([large], True, "mean")
+    np.testing.assert_array_equal(mean, large)
+    (small,) = comm.allreduce([tf.constant([200], tf.uint8)], True, "small")
+    np.testing.assert_array_equal(small, [200])
