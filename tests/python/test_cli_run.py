@@ -153,7 +153,13 @@ def test_a_script_that_saves_when_it_is_ended(script, tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
 def test_the_end_of_the_launcher_ends_the_ranks(script, number):
     path = script("import os, time\nprint(os.getpid())\ntime.sleep(1000)\n")
-    with subprocess.Popen(command("-np", 2, path), stdout=subprocess.PIPE, text=True) as launcher:
+    with subprocess.Popen(
+        command("-np", 2, path),
+        stdout=subprocess.PIPE,
+        text=True,
+        # A shell lets programs in the background ignore it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as launcher:
         pids = [int(launcher.stdout.readline().split()[1]) for _ in range(2)]
         launcher.send_signal(number)
         launcher.wait(30)

@@ -88,7 +88,7 @@ def test_the_page_has_the_sentences():
     # The sentences are in the code.
     code = "".join(
         re.sub(r'"\s*\n\s*f?"', "", file.read_text(encoding="utf-8"))
-        for file in (ROOT / "tf_dynemb").rglob("*.py")
+        for file in [*(ROOT / "tf_dynemb").rglob("*.py"), *(ROOT / "cc" / "ranks").glob("*.cc")]
     )
     for sentence in re.findall(r"^\*\*`(.*?)`\*\*", page, re.MULTILINE):
         if not sentence.startswith(("Op type", "Could not locate", "SIGBUS")):

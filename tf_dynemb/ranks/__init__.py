@@ -1,4 +1,4 @@
 """How processes become ranks: launchers' variables, the rendezvous, engines, and `init`.
 
-May import: `_ops`, `_version`, `communicator`.
+May import: `_ops`, `_presence`, `communicator`.
 """

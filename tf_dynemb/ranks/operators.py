@@ -15,6 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_dynemb import _ops
+from tf_dynemb._presence import exists
 from tf_dynemb.communicator import Communicator
 from tf_dynemb.ranks.launchers import local_ranks
 from tf_dynemb.ranks.rendezvous import Rendezvous
@@ -215,7 +216,7 @@ def find_mpi(environment: Mapping[str, str]) -> str | None:
     names = _OPEN_MPI if "OMPI_COMM_WORLD_SIZE" in environment else _MPICH
     for name in names:
         for folder in _library_folders():
-            if (folder / name).exists():
+            if exists(folder / name):
                 return str(folder / name)
     return next((name for name in names if _is_loadable(name)), None)
 
