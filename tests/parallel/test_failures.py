@@ -16,12 +16,12 @@ CASES = re.findall(r"^def (test_\w+)", FAULTS.read_text("utf-8"), re.MULTILINE)
 RELEASED = {
     "gloo": "rank 1 has left the group",
     "horovod": "Horovod has been shut down",
-    "mpi": "rank 1 has sent nothing for 3 s",  # MPI cannot tell
+    "mpi": "rank 1 has sent nothing for 6 s",  # MPI cannot tell
 }
 MISSED = {
-    "gloo": "allgather 'dynemb/missed' on rank 0: rank 1 has sent nothing for 3 s",
+    "gloo": "allgather 'dynemb/missed' on rank 0: rank 1 has sent nothing for 6 s",
     "horovod": "Horovod has been shut down",
-    "mpi": "allgather 'dynemb/missed' on rank 0: rank 1 has sent nothing for 3 s",
+    "mpi": "allgather 'dynemb/missed' on rank 0: rank 1 has sent nothing for 6 s",
 }
 
 
@@ -45,7 +45,7 @@ def result_of(request, engine):
         root,
         HOROVOD_STALL_CHECK_TIME_SECONDS="1",
         HOROVOD_STALL_SHUTDOWN_TIME_SECONDS="2",
-        DYNEMB_TIMEOUT="3",
+        DYNEMB_TIMEOUT="6",
     )
     assert faults.ended.status is not None, faults.ended.tail()
     return lambda name: faults.result(prefix + name)
