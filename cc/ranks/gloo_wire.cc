@@ -188,10 +188,7 @@ std::string GlooWire::On(const std::string& operation) const {
 Status GlooWire::Exchange(uint64_t tag, const std::string& operation, const Slices& to,
                           const Slices& from) {
   DYNEMB_RETURN_IF_ERROR(CheckProcess());
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (!failure_.ok()) return failure_;
-  }
+  DYNEMB_RETURN_IF_ERROR(failure());
   std::vector<Transfer> received, sent;
   // Gloo keeps the order of the pieces of one rank and tag.
   const auto start = [&](std::vector<Transfer>* transfers, int other, const Slices::Slice& slice,
@@ -238,14 +235,17 @@ Status GlooWire::AwaitAll(const std::string& operation, const std::vector<Transf
       if (Clock::now() < end) continue;
       std::vector<int> ranks;
       for (size_t j = i; j < transfers.size(); ++j) {
-        if (!(transfers[j].buffer.get()->*await)({}) &&
-            (ranks.empty() || ranks.back() != transfers[j].rank)) {
-          ranks.push_back(transfers[j].rank);
+        const int other = transfers[j].rank;
+        bool done = false;
+        try {
+          done = (transfers[j].buffer.get()->*await)({});
+        } catch (const std::exception&) {
+          return FailClosed(other, operation);
         }
+        if (!done && (ranks.empty() || ranks.back() != other)) ranks.push_back(other);
       }
       if (ranks.empty()) break;
-      return Fail(On(operation) + RankList(ranks) + (ranks.size() == 1 ? " has " : " have ") +
-                  what + " for " + SecondsText(timeout()));
+      return Fail(On(operation) + Late(ranks, what));
     }
   }
   return Status();
@@ -253,10 +253,7 @@ Status GlooWire::AwaitAll(const std::string& operation, const std::vector<Transf
 
 Status GlooWire::Look(const std::string& operation, const std::vector<Transfer>& transfers,
                       size_t first, Await await) {
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (!failure_.ok()) return failure_;
-  }
+  DYNEMB_RETURN_IF_ERROR(failure());
   std::vector<bool> ended(heard_.size());
   for (size_t r = 0; r < heard_.size(); ++r) {
     if (heard_[r] == nullptr) continue;
@@ -294,14 +291,8 @@ Status GlooWire::FailClosed(int other, const std::string& operation) {
 
 Status GlooWire::Fail(const std::string& reason) {
   DYNEMB_RETURN_IF_ERROR(CheckProcess());
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (!failure_.ok()) return failure_;
-    failure_ = Internal(reason);
-  }
-  Tell(reason);
-  std::lock_guard<std::mutex> lock(mutex_);
-  return failure_;
+  if (Record(reason)) Tell(reason);
+  return failure();
 }
 
 void GlooWire::Tell(const std::string& reason) {

@@ -17,7 +17,6 @@
 #define DYNEMB_RANKS_GLOO_WIRE_H_
 
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -41,7 +40,6 @@ class GlooWire : public Wire {
 
   Status Exchange(uint64_t tag, const std::string& operation, const Slices& to,
                   const Slices& from) override;
-  // Returns the first failure of the wire, which is this one if there was none.
   Status Fail(const std::string& reason) override;
 
  private:
@@ -70,9 +68,6 @@ class GlooWire : public Wire {
   std::vector<std::string> reasons_;            // the memory of heard_
   std::vector<std::unique_ptr<Buffer>> heard_;  // receives the reason of each rank; null: itself
   const int process_;                           // its id
-
-  std::mutex mutex_;
-  Status failure_;  // guarded by mutex_
 };
 
 }  // namespace dynemb

@@ -35,6 +35,9 @@ class Group {
   int rank() const { return wire_->rank(); }
   int size() const { return wire_->size(); }
 
+  // The failure that has ended the group.
+  Status failure() const { return wire_->failure(); }
+
   // Ends the group on this rank: its operations fail, and those of the other ranks that wait for
   // it.
   void Leave();
@@ -70,7 +73,6 @@ class Group {
 
  private:
   struct Call;
-  struct Running;
   Status Announce(Call* call, const std::vector<int64_t>& rows, size_t row_bytes,
                   std::vector<int64_t>* received);
 

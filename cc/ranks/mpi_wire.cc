@@ -164,10 +164,7 @@ MpiWire::~MpiWire() = default;
 
 Status MpiWire::Exchange(uint64_t tag, const std::string& operation, const Slices& to,
                          const Slices& from) {
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (!failure_.ok()) return failure_;
-  }
+  DYNEMB_RETURN_IF_ERROR(failure());
   const std::string on = operation + " on rank " + std::to_string(rank()) + ": ";
   // Two tags may become the same number; the headers of operations tell them apart (group.h).
   const int number = static_cast<int>(tag % (static_cast<uint64_t>(mpi_->most_tag) + 1));
@@ -228,16 +225,14 @@ Status MpiWire::Exchange(uint64_t tag, const std::string& operation, const Slice
       if (!done && receives) (void)mpi_->cancel(&pending[i].request);
     }
     if (ranks.empty()) continue;
-    return Fail(on + RankList(ranks) + (ranks.size() == 1 ? " has " : " have ") +
-                (receives ? "sent" : "received") + " nothing for " + SecondsText(timeout()));
+    return Fail(on + Late(ranks, receives ? "sent nothing" : "received nothing"));
   }
   return Status();
 }
 
 Status MpiWire::Fail(const std::string& reason) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (failure_.ok()) failure_ = Internal(reason);
-  return failure_;
+  Record(reason);
+  return failure();
 }
 
 }  // namespace dynemb

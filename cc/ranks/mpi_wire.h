@@ -9,7 +9,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 
 #include "cc/ranks/wire.h"
@@ -30,7 +29,6 @@ class MpiWire : public Wire {
 
   Status Exchange(uint64_t tag, const std::string& operation, const Slices& to,
                   const Slices& from) override;
-  // Returns the first failure of the wire, which is this one if there was none.
   Status Fail(const std::string& reason) override;
 
  private:
@@ -43,9 +41,6 @@ class MpiWire : public Wire {
 
   const std::unique_ptr<const Mpi> mpi_;
   std::string version_;
-
-  std::mutex mutex_;
-  Status failure_;  // guarded by mutex_
 };
 
 }  // namespace dynemb

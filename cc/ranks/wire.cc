@@ -2,19 +2,19 @@
 
 namespace dynemb {
 
-std::string RankList(const std::vector<int>& ranks) {
+std::string Wire::Late(const std::vector<int>& ranks, const char* what) const {
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";
   for (size_t i = 0; i < ranks.size(); ++i) {
-    if (i == 16) return text + " and " + std::to_string(ranks.size() - i) + " more";
+    if (i == 16) {
+      text += " and " + std::to_string(ranks.size() - i) + " more";
+      break;
+    }
     text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
   }
-  return text;
-}
-
-std::string SecondsText(std::chrono::milliseconds time) {
-  const std::string text = std::to_string(static_cast<double>(time.count()) / 1000);
-  const size_t last = text.find_last_not_of('0');
-  return text.substr(0, text[last] == '.' ? last : last + 1) + " s";
+  std::string seconds = std::to_string(static_cast<double>(timeout_.count()) / 1000);
+  const size_t last = seconds.find_last_not_of('0');
+  seconds.resize(seconds[last] == '.' ? last : last + 1);
+  return text + (ranks.size() == 1 ? " has " : " have ") + what + " for " + seconds + " s";
 }
 
 }  // namespace dynemb

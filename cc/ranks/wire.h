@@ -15,6 +15,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -54,17 +55,31 @@ class Wire {
                           const Slices& from) = 0;
 
   // Fails the wire with `reason`, and the wires of the other ranks if the engine can tell them.
+  // Returns the first failure, which is this one if there was none.
   virtual Status Fail(const std::string& reason) = 0;
+  // The first failure.
+  Status failure() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return failure_;
+  }
+
+ protected:
+  // Records a failure; returns whether it is the first one.
+  bool Record(const std::string& reason) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!failure_.ok()) return false;
+    failure_ = Internal(reason);
+    return true;
+  }
+  // "ranks 1, 2 have sent nothing for 60 s".
+  std::string Late(const std::vector<int>& ranks, const char* what) const;
 
  private:
   const int rank_, size_;
   const std::chrono::milliseconds timeout_;
+  mutable std::mutex mutex_;
+  Status failure_;  // guarded by mutex_
 };
-
-// "rank 3", or "ranks 1, 2": for messages.
-std::string RankList(const std::vector<int>& ranks);
-// "1.5 s".
-std::string SecondsText(std::chrono::milliseconds time);
 
 }  // namespace dynemb
 

@@ -76,6 +76,11 @@ absl::Status OutputGroup(tf::OpKernelContext* ctx, GroupResource* group) {
   return absl::OkStatus();
 }
 
+absl::Status GetGroup(tf::OpKernelContext* ctx, tf::core::RefCountPtr<GroupResource>* group) {
+  TF_RETURN_IF_ERROR(CheckScalar(ctx->input(0), "group"));
+  return tf::LookupResource(ctx, ctx->input(0).scalar<tf::ResourceHandle>()(), group);
+}
+
 class ListenOp : public DynembOp {
  public:
   using DynembOp::DynembOp;
@@ -110,10 +115,8 @@ class ConnectOp : public DynembOp {
 
  private:
   absl::Status Run(tf::OpKernelContext* ctx) override {
-    TF_RETURN_IF_ERROR(CheckScalar(ctx->input(0), "group"));
     tf::core::RefCountPtr<GroupResource> group;
-    TF_RETURN_IF_ERROR(
-        tf::LookupResource(ctx, ctx->input(0).scalar<tf::ResourceHandle>()(), &group));
+    TF_RETURN_IF_ERROR(GetGroup(ctx, &group));
     const tf::Tensor& given = ctx->input(1);
     if (given.dims() != 1) return absl::InvalidArgumentError("addresses must be a vector");
     const auto texts = given.vec<tf::tstring>();
@@ -127,10 +130,8 @@ class LeaveOp : public DynembOp {
 
  private:
   absl::Status Run(tf::OpKernelContext* ctx) override {
-    TF_RETURN_IF_ERROR(CheckScalar(ctx->input(0), "group"));
     tf::core::RefCountPtr<GroupResource> group;
-    TF_RETURN_IF_ERROR(
-        tf::LookupResource(ctx, ctx->input(0).scalar<tf::ResourceHandle>()(), &group));
+    TF_RETURN_IF_ERROR(GetGroup(ctx, &group));
     group->Leave();
     return absl::OkStatus();
   }
@@ -204,30 +205,40 @@ class CollectiveOp : public tf::AsyncOpKernel {
     static char none;  // an empty tensor has no memory
     return tensor.TotalBytes() == 0 ? &none : static_cast<char*>(tensor.data());
   }
-
- private:
-  absl::Status RunInGroup(tf::OpKernelContext* ctx) {
-    TF_RETURN_IF_ERROR(CheckScalar(ctx->input(0), "group"));
-    tf::core::RefCountPtr<GroupResource> group;
-    TF_RETURN_IF_ERROR(
-        tf::LookupResource(ctx, ctx->input(0).scalar<tf::ResourceHandle>()(), &group));
-    if (group->group() == nullptr) {
-      return absl::FailedPreconditionError("group is not connected yet");
-    }
-    const absl::Status status =
-        Run(ctx, {operation_, ctx->frame_iter().iter_id, Form(ctx)}, group->group());
-    if (absl::IsAborted(status)) Keep(ctx);
-    return status;
+  // Allocates output 0 for n rows such as those of input 1; returns its memory, or null.
+  static char* AllocateRows(tf::OpKernelContext* ctx, int64_t n) {
+    tf::TensorShape shape = ctx->input(1).shape();
+    shape.set_dim(0, n);
+    tf::Tensor* result = nullptr;
+    return ctx->allocate_output(0, shape, &result).ok() ? Bytes(*result) : nullptr;
   }
   // An engine may go on to use the memory of an exchange that has failed (wire.h).
-  static void Keep(tf::OpKernelContext* ctx) {
+  static void Keep(const tf::Tensor& tensor) {
     static std::mutex mutex;
     static auto* const kept = new std::vector<tf::Tensor>;
     std::lock_guard<std::mutex> lock(mutex);
-    for (int i = 1; i < ctx->num_inputs(); ++i) kept->push_back(ctx->input(i));
-    for (int i = 0; i < ctx->num_outputs(); ++i) {
-      if (ctx->mutable_output(i) != nullptr) kept->push_back(*ctx->mutable_output(i));
+    kept->push_back(tensor);
+  }
+
+ private:
+  absl::Status RunInGroup(tf::OpKernelContext* ctx) {
+    tf::core::RefCountPtr<GroupResource> group;
+    TF_RETURN_IF_ERROR(GetGroup(ctx, &group));
+    if (group->group() == nullptr) {
+      return absl::FailedPreconditionError("group is not connected yet");
     }
+    // Before it uses any memory that would have to be kept.
+    const Status failure = group->group()->failure();
+    if (!failure.ok()) return OfGroup(failure);
+    const absl::Status status =
+        Run(ctx, {operation_, ctx->frame_iter().iter_id, Form(ctx)}, group->group());
+    if (absl::IsAborted(status)) {
+      for (int i = 1; i < ctx->num_inputs(); ++i) Keep(ctx->input(i));
+      for (int i = 0; i < ctx->num_outputs(); ++i) {
+        if (ctx->mutable_output(i) != nullptr) Keep(*ctx->mutable_output(i));
+      }
+    }
+    return status;
   }
 
   // What ranks must agree on: the type, and the shape without the number of rows.
@@ -265,12 +276,7 @@ class AlltoallOp : public CollectiveOp {
                        " together, got ", splits.SummarizeValue(group->size())));
     }
     std::vector<int64_t> received;
-    tf::Tensor* result = nullptr;
-    const auto allocate = [&](int64_t n) -> char* {
-      tf::TensorShape shape = data.shape();
-      shape.set_dim(0, n);
-      return ctx->allocate_output(0, shape, &result).ok() ? Bytes(*result) : nullptr;
-    };
+    const auto allocate = [ctx](int64_t n) { return AllocateRows(ctx, n); };
     const Status status =
         group->Alltoall(operation, Bytes(data), rows, row_bytes, &received, allocate);
     if (!status.ok()) return OfGroup(status);
@@ -291,12 +297,7 @@ class AllgatherOp : public CollectiveOp {
     const tf::Tensor& data = ctx->input(1);
     size_t row_bytes = 0;
     TF_RETURN_IF_ERROR(RowBytes(data, &row_bytes));
-    tf::Tensor* result = nullptr;
-    const auto allocate = [&](int64_t n) -> char* {
-      tf::TensorShape shape = data.shape();
-      shape.set_dim(0, n);
-      return ctx->allocate_output(0, shape, &result).ok() ? Bytes(*result) : nullptr;
-    };
+    const auto allocate = [ctx](int64_t n) { return AllocateRows(ctx, n); };
     return OfGroup(group->Allgather(operation, Bytes(data), data.dim_size(0), row_bytes, allocate));
   }
 };
@@ -382,10 +383,7 @@ class AllreduceOp : public CollectiveOp {
     }
     const Status status = group->Allreduce(operation, type, all, all, static_cast<size_t>(n));
     if (!status.ok()) {
-      static auto* const kept = new std::vector<tf::Tensor>;  // as in CollectiveOp::Keep
-      static std::mutex mutex;
-      std::lock_guard<std::mutex> lock(mutex);
-      kept->push_back(packed);
+      Keep(packed);
       return OfGroup(status);
     }
     at = 0;
