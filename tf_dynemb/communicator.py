@@ -69,7 +69,7 @@ class Communicator(abc.ABC):
             (received, received splits): the slices that the ranks sent here, in their order.
         """
 
-    @abc.abstractmethod
+    @_ops.not_converted
     def allreduce(
         self, tensors: Sequence[tf.Tensor | tf.IndexedSlices], average: bool, name: str
     ) -> list[tf.Tensor | tf.IndexedSlices]:
@@ -78,6 +78,26 @@ class Communicator(abc.ABC):
         Dense tensors have the same shapes on all ranks. IndexedSlices are gathered: an index that
         several ranks have, or that one has several times, stays repeated.
         """
+        reduced = list(tensors)
+        groups: dict[tf.DType, list[int]] = {}  # tensors of one type are reduced together
+        for i, tensor in enumerate(tensors):
+            if isinstance(tensor, tf.IndexedSlices):
+                values = self.allgather(tensor.values, f"{name}/{i}/values")
+                indices = self.allgather(tensor.indices, f"{name}/{i}/indices")
+                if average:
+                    values /= tf.cast(self.size, values.dtype)
+                reduced[i] = tf.IndexedSlices(values, indices, tensor.dense_shape)
+            else:
+                groups.setdefault(tensor.dtype, []).append(i)
+        for dtype, members in groups.items():
+            group = self._reduce([tensors[i] for i in members], average, f"{name}/{dtype.name}")
+            for i, tensor in zip(members, group, strict=True):
+                reduced[i] = tensor
+        return reduced
+
+    def _reduce(self, tensors: list[tf.Tensor], average: bool, name: str) -> list[tf.Tensor]:
+        """Returns the sum, or the mean, over all ranks of each of some tensors of one type."""
+        raise NotImplementedError
 
     @abc.abstractmethod
     def allgather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
@@ -159,23 +179,6 @@ class _Horovod(Communicator):
         splits.set_shape([self.size])
         return received, splits
 
-    @_ops.not_converted
-    def allreduce(
-        self, tensors: Sequence[tf.Tensor | tf.IndexedSlices], average: bool, name: str
-    ) -> list[tf.Tensor | tf.IndexedSlices]:
-        reduced = list(tensors)
-        groups: dict[tf.DType, list[int]] = {}  # Horovod reduces tensors of one type together
-        for i, tensor in enumerate(tensors):
-            if isinstance(tensor, tf.IndexedSlices):
-                reduced[i] = self._gather_slices(tensor, average, f"{name}/{i}")
-            else:
-                groups.setdefault(tensor.dtype, []).append(i)
-        for dtype, members in groups.items():
-            group = self._reduce([tensors[i] for i in members], average, f"{name}/{dtype.name}")
-            for i, tensor in zip(members, group, strict=True):
-                reduced[i] = tensor
-        return reduced
-
     def _reduce(self, tensors: list[tf.Tensor], average: bool, name: str) -> list[tf.Tensor]:
         dtype = tensors[0].dtype
         if dtype == tf.bfloat16:
@@ -186,15 +189,6 @@ class _Horovod(Communicator):
 
         op = self._horovod.Average if average else self._horovod.Sum
         return [tf.cast(tensor, dtype) for tensor in self._run(grouped, name, *tensors, op=op)]
-
-    def _gather_slices(
-        self, slices: tf.IndexedSlices, average: bool, name: str
-    ) -> tf.IndexedSlices:
-        values = self.allgather(slices.values, f"{name}/values")
-        indices = self.allgather(slices.indices, f"{name}/indices")
-        if average:
-            values /= tf.cast(self.size, values.dtype)
-        return tf.IndexedSlices(values, indices, slices.dense_shape)
 
     @_ops.not_converted
     def allgather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
@@ -215,7 +209,7 @@ class _Horovod(Communicator):
         Horovod matches the operations of ranks by the names of TensorFlow's nodes. All eager nodes
         of a kind have the same name, so an eager call is run as a call of a function.
         """
-        name = re.sub(r"^(?![A-Za-z0-9])", ".", re.sub(r"[^A-Za-z0-9_./-]", "_", name))
+        name = node_name(name)
         given = [tf.convert_to_tensor(tensor) for tensor in tensors]
         if not tf.executing_eagerly():
             # Outside all scopes: layers have other scopes on a rank that created other models.
@@ -231,6 +225,11 @@ class _Horovod(Communicator):
             ).get_concrete_function(*signature)
             self._functions[key] = function
         return function(*given)
+
+
+def node_name(name: str) -> str:
+    """Returns the name of an operation as one that a node of TensorFlow can have."""
+    return re.sub(r"^(?![A-Za-z0-9])", ".", re.sub(r"[^A-Za-z0-9_./-]", "_", name))
 
 
 # Types that Horovod does not know, and the types that can carry their bits.

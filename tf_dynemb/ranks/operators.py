@@ -5,18 +5,17 @@ from __future__ import annotations
 import ctypes
 import os
 import pathlib
-import re
 import shutil
 import socket
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
 
 from tf_dynemb import _ops
 from tf_dynemb._presence import exists
-from tf_dynemb.communicator import Communicator
+from tf_dynemb.communicator import Communicator, node_name
 from tf_dynemb.ranks.launchers import local_ranks
 from tf_dynemb.ranks.rendezvous import Rendezvous
 
@@ -63,57 +62,40 @@ class Operators(Communicator):
         """Returns the tensor of the rank `root`."""
         return self._run("broadcast", name, tf.convert_to_tensor(tensor), root=root)
 
-    @_ops.not_converted
-    def allreduce(
-        self, tensors: Sequence[tf.Tensor | tf.IndexedSlices], average: bool, name: str
-    ) -> list[tf.Tensor | tf.IndexedSlices]:
-        """Returns the sums, or the means, of the tensors of all ranks."""
-        reduced = list(tensors)
-        groups: dict[tf.DType, list[int]] = {}  # tensors of one type are reduced together
-        for i, tensor in enumerate(tensors):
-            if isinstance(tensor, tf.IndexedSlices):
-                values = self.allgather(tensor.values, f"{name}/{i}/values")
-                indices = self.allgather(tensor.indices, f"{name}/{i}/indices")
-                if average:
-                    values /= tf.cast(self.size, values.dtype)
-                reduced[i] = tf.IndexedSlices(values, indices, tensor.dense_shape)
-            else:
-                reduced[i] = tf.convert_to_tensor(tensor)
-                groups.setdefault(reduced[i].dtype, []).append(i)
-        for dtype, members in groups.items():
-            if dtype not in _SUMMED_AS:
-                raise TypeError(f"{name}: tensors of {dtype.name} cannot be summed.")
-            given = [tf.cast(reduced[i], _SUMMED_AS[dtype]) for i in members]
-            sums = self._run("allreduce", f"{name}/{dtype.name}", given)
-            for i, total in zip(members, sums, strict=True):
-                if dtype == tf.uint64:
-                    total = tf.cast(total, dtype)
-                if average and dtype.is_floating:
-                    total /= tf.cast(self.size, dtype)
-                elif average:
-                    total //= self.size
-                reduced[i] = tf.cast(total, dtype)
-        return reduced
+    def _reduce(self, tensors: list[tf.Tensor], average: bool, name: str) -> list[tf.Tensor]:
+        given = [tf.convert_to_tensor(tensor) for tensor in tensors]
+        dtype = given[0].dtype
+        if dtype not in _SUMMED_AS:
+            raise TypeError(f"{name}: tensors of {dtype.name} cannot be summed.")
+        sums = self._run("allreduce", name, [tf.cast(data, _SUMMED_AS[dtype]) for data in given])
+        if dtype == tf.uint64:
+            sums = [tf.cast(total, dtype) for total in sums]
+        if average and dtype.is_floating:
+            sums = [total / tf.cast(self.size, dtype) for total in sums]
+        elif average:
+            sums = [total // self.size for total in sums]
+        return [tf.cast(total, dtype) for total in sums]
 
     def leave(self) -> None:
         """Ends the group on this rank, and so the operations of other ranks that wait for it."""
         with tf.device(_ops.CPU):
             _ops.library().dynemb_ranks_leave(self._group)
 
-    def _run(self, kind: str, name: str, data: Any, *more: tf.Tensor, **attributes: Any) -> Any:
-        operator = getattr(_ops.library(), f"dynemb_ranks_{kind}")
-        # For profiles; the operation is matched by its attribute.
-        node = re.sub(r"^(?![A-Za-z0-9])", ".", re.sub(r"[^A-Za-z0-9_./-]", "_", name))
-        with tf.device(_ops.CPU):
-            return operator(self._group, data, *more, operation=name, name=node, **attributes)
+    def _run(self, kind: str, name: str, *inputs: Any, **attributes: Any) -> Any:
+        return _collective(self._group, kind, name, *inputs, **attributes)
 
 
-def _like(operation: tf.Operation, kind: str, *inputs: Any, **attributes: Any) -> Any:
-    """Runs an operation in the group of another one, of which it is the gradient."""
-    name = operation.get_attr("operation").decode()
+def _collective(group: tf.Tensor, kind: str, name: str, *inputs: Any, **attributes: Any) -> Any:
+    """Runs an operation of a group, which is matched by its attribute; profiles show its node."""
     operator = getattr(_ops.library(), f"dynemb_ranks_{kind}")
     with tf.device(_ops.CPU):
-        return operator(operation.inputs[0], *inputs, operation=f"{name}/gradient", **attributes)
+        return operator(group, *inputs, operation=name, name=node_name(name), **attributes)
+
+
+def _like(operation: tf.Operation, kind: str, *inputs: Any) -> Any:
+    """Runs an operation in the group of another one, of which it is the gradient."""
+    name = operation.get_attr("operation").decode()
+    return _collective(operation.inputs[0], kind, f"{name}/gradient", *inputs)
 
 
 # A loss is the sum of those of all ranks: what a rank has sent has a part in the losses of others.
