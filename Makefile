@@ -43,7 +43,7 @@ test-cc: develop run-test-cc ## runs the C++ tests
 
 run-test-cc:
 	$(BAZEL) build --show_progress --show_progress_rate_limit=30 //benchmarks/cc:all
-	$(BAZEL) test //tests/cc:all
+	$(BAZEL) test //tests/cc:all //benchmarks/cc:all
 
 test-wheel: wheel ## runs the Python tests against the installed wheel, from another folder
 	tools/test_wheel.sh -m "not slow" $(ARGS)
@@ -84,8 +84,8 @@ wheel: develop ## builds dist/*.whl for the TensorFlow of .venv
 	@ls dist/*.whl
 
 sanitize: develop ## runs the C++ tests under ASan, UBSan and TSan
-	$(BAZEL) test --config=asan-ubsan //tests/cc:all //tests/fake_cuda:all
-	$(BAZEL) test --config=tsan //tests/cc:all //tests/fake_cuda:all
+	$(BAZEL) test --config=asan-ubsan //tests/cc:all //tests/fake_cuda:all //benchmarks/cc:all
+	$(BAZEL) test --config=tsan //tests/cc:all //tests/fake_cuda:all //benchmarks/cc:all
 
 # How many times their usual lengths the tests of `make soak` have: about a million operations each, and five million rows in
 # files under sanitizers.

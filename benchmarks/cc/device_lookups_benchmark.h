@@ -1,8 +1,9 @@
 // Training steps of ten tables in a device's memory, as published for dynamicemb: 1,048,570 ids in
 // total, drawn by zipf(1.05) from the 2^21 keys of each table. Rows have 8 to 128 float32, and the
 // state of Adagrad, or of 128 float32 also that of SGD and of Adam. Either all rows or a tenth of
-// them are in the device's memory. A case is a choice of these, such as dim128/hbm0.10/adam, and
-// has bags of one id and of ten.
+// them are in the device's memory; with dim 128 also as many as a batch of one id in each bag has
+// distinct keys (hbm-batch1.0), 0.8 of that, or none. A case is a choice of these, such as
+// dim128/hbm0.10/adam, and has bags of one id and of ten.
 //
 // A line is one fused call (cc/lookup/lookups.h), of one id in each bag or the mean of ten:
 //
@@ -59,6 +60,20 @@ constexpr Optimizer kOptimizers[] = {{"sgd", OptimizerKind::kSgd, 0.0f},
                                      {"adagrad", OptimizerKind::kAdagrad, 0.1f},
                                      {"adam", OptimizerKind::kAdam, 0.0f}};
 
+// The rows that are in the device's memory, as a share of all.
+struct HbmShare {
+  const char* name;
+  double rows;
+  bool only_widest;  // not for other dims than the widest
+};
+// The keys of a batch are 355,000 of 20,971,520.
+constexpr double kBatchShare = 355e3 / 20971520;
+constexpr HbmShare kHbmShares[] = {{"1.00", 1.0, false},
+                                   {"0.10", 0.1, false},
+                                   {"-batch1.0", kBatchShare, true},
+                                   {"-batch0.8", 0.8 * kBatchShare, true},
+                                   {"0.00", 0.0, true}};
+
 template <class Device>
 class LookupsBenchmark {
  public:
@@ -93,18 +108,19 @@ class LookupsBenchmark {
 
   void Run() {
     copy_ = bench_.CopyRate(size_t{1} << (30 - shrink_));
-    std::printf("%-5s %-8s %-5s %-8s %-4s %-9s %9s %9s %9s %9s %8s\n", "dim", "keys", "HBM",
+    std::printf("%-5s %-8s %-9s %-8s %-4s %-9s %9s %9s %9s %9s %8s\n", "dim", "keys", "HBM",
                 "state", "bag", "call", "ms", "Mids/s", "MB", "GB/s", "of copy");
     for (const int64_t dim : {int64_t{8}, int64_t{32}, kMostDim}) {
-      for (const double hbm_share : {1.0, 0.1}) {
+      for (const HbmShare& hbm : kHbmShares) {
+        if (hbm.only_widest && dim != kMostDim) continue;
         for (const Optimizer& optimizer : kOptimizers) {
           if (optimizer.kind != OptimizerKind::kAdagrad && dim != kMostDim) continue;
           char name[64];
-          std::snprintf(name, sizeof(name), "dim%d/hbm%.2f/%s", static_cast<int>(dim), hbm_share,
+          std::snprintf(name, sizeof(name), "dim%d/hbm%s/%s", static_cast<int>(dim), hbm.name,
                         optimizer.name);
           if (!arguments_.Runs(name)) continue;
           optimizer_ = &optimizer;
-          RunTables(dim, hbm_share);
+          RunTables(dim, hbm);
         }
       }
     }
@@ -282,8 +298,8 @@ class LookupsBenchmark {
     return all;
   }
 
-  void RunTables(int64_t dim, double hbm_share) {
-    Fill(dim, hbm_share);
+  void RunTables(int64_t dim, const HbmShare& hbm) {
+    Fill(dim, hbm.rows);
     for (const size_t hotness : kHotnesses) {
       const size_t n = IdsOfTable(hotness);
       for (Bags& bags : bags_) {
@@ -291,12 +307,12 @@ class LookupsBenchmark {
                                  static_cast<int64_t>(n / hotness)));
       }
       combiner_ = hotness == 1 ? Combiner::kSum : Combiner::kMean;
-      RunBags(hbm_share);
+      RunBags(hbm);
     }
   }
 
-  void RunBags(double hbm_share) {
-    if (hbm_share < 1.0) {
+  void RunBags(const HbmShare& hbm) {
+    if (hbm.rows < 1.0) {
       for (size_t read = 0; read < kTables * kWarmUp * num_keys_;) {
         Draw();
         for (Batch& batch : batches_) {
@@ -363,10 +379,10 @@ class LookupsBenchmark {
         of_bags + unique_with_new * found +
         n / kOneNewIn * (kBucketBytes + static_cast<double>(row.state_bytes()));
     const auto print = [&](const char* call, double seconds, double bytes) {
-      std::printf("%-5zu %zux2^%-3d %-5.2f %-8s %-4zu %-9s %9.3f %9.1f %9.2f %9.1f %7.1f%%\n",
-                  dim(), kTables, 21 - shrink_, hbm_share, optimizer_->name, bags_[0].hotness(),
-                  call, seconds * 1e3, n / seconds / 1e6, bytes / 1e6, bytes / seconds / 1e9,
-                  100 * bytes / seconds / copy_);
+      std::printf("%-5zu %zux2^%-3d %-9s %-8s %-4zu %-9s %9.3f %9.1f %9.2f %9.1f %7.1f%%\n", dim(),
+                  kTables, 21 - shrink_, hbm.name + (*hbm.name == '-'), optimizer_->name,
+                  bags_[0].hotness(), call, seconds * 1e3, n / seconds / 1e6, bytes / 1e6,
+                  bytes / seconds / 1e9, 100 * bytes / seconds / copy_);
     };
     print("pool", pool_seconds, pool_bytes);
     print("pool new", new_seconds, new_bytes);
@@ -376,7 +392,7 @@ class LookupsBenchmark {
     print("step", step_seconds, pool_bytes + pooled_bytes);
     print("step of 3", step_of_3_seconds, pool_bytes + backward_bytes + apply_bytes);
     std::printf("      %.0f ids, %.0f keys", n, unique);
-    if (hbm_share < 1.0) {
+    if (hbm.rows < 1.0) {
       std::printf("; %.1f %% of pool's reads hit the device tier; %llu rows had moved there",
                   100.0 * static_cast<double>(after.device_hits - before.device_hits) /
                       static_cast<double>(after.hits - before.hits),

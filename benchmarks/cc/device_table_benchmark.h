@@ -141,7 +141,7 @@ class Benchmark {
       Require(range->Commit(all));
     }
     const auto columns = [&](size_t) {
-      return TickColumns{keys_out.data(), vectors_out.data(), nullptr,
+      return TickColumns{keys_out.data(), vectors_out.data(), nullptr, nullptr,
                          reinterpret_cast<int64_t*>(scores_out.data())};
     };
     measure("insert_and_evict", kProbe + 4 + vector, [&](int) {

@@ -108,11 +108,16 @@ class Benchmark {
     table.init(options);
     const auto fill = static_cast<uint64_t>(load * static_cast<double>(capacity));
     uint64_t next = 0;
+    const auto begin = std::chrono::steady_clock::now();
     for (; next < fill; next += kKeys) {
       MakeKeys<<<kBlocks, kThreads>>>(next, keys_);
       table.insert_or_assign(kKeys, keys_, values_);
     }
     Require(cudaDeviceSynchronize());
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+    std::printf("      filled with %llu keys in %.1f s\n", static_cast<unsigned long long>(next),
+                took.count());
+    std::fflush(stdout);
     const auto measure = [&](const char* call, const std::function<void()>& fn) {
       std::printf("%-5zu 2^%-4d %-5.2f %-5.2f %-17s %12.1f\n", dim, log_rows, 1.0, load, call,
                   static_cast<double>(kKeys) / Seconds(fn) / 1e6);
