@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 import pytest
 
@@ -189,5 +190,168 @@ def is_running(pid):
 )
 def test_arguments_without_meaning(arguments, message):
     ended = run(*arguments)
+    assert ended.returncode == 2
+    assert message in ended.stderr
+
+
+SSH = """#!/bin/sh
+# The program that stands in for ssh: any "machine" is this one.
+echo "$1" >> {log}
+shift
+exec sh -c "$*"
+"""
+
+
+@pytest.fixture
+def ssh(tmp_path):
+    """The arguments for a stand-in for ssh; `hosts` are the machines that it was called for."""
+    program, log = tmp_path / "ssh", tmp_path / "hosts"
+    program.write_text(SSH.format(log=log))
+    program.chmod(0o755)
+    return types.SimpleNamespace(
+        arguments=("--ssh", program), hosts=lambda: sorted(log.read_text().split())
+    )
+
+
+def test_ranks_on_several_machines(script, ssh):
+    path = script(
+        "import json, os\n"
+        "names = ('RANK', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'WORLD_SIZE')\n"
+        "names += 'MASTER_ADDR', 'X', 'Y'\n"
+        "print(json.dumps([os.environ[name] for name in names]))\n"
+    )
+    os.environ["Y"] = "z z"
+    ended = run("-np", 5, "--hosts", "a:2,b:4", *ssh.arguments, "-x", "X=1 2", "-x", "Y", path)
+    del os.environ["Y"]
+    assert ended.returncode == 0, ended.stderr
+    assert ssh.hosts() == ["a", "b"]
+    places = [(0, 0, 2), (1, 1, 2), (2, 0, 3), (3, 1, 3), (4, 2, 3)]
+    assert sorted(ended.stdout.splitlines()) == [
+        f'[{rank}] ["{rank}", "{local}", "{num}", "5", "a", "1 2", "z z"]'
+        for rank, local, num in places
+    ]
+
+
+def test_ranks_of_several_machines_meet(script, ssh):
+    """This machine needs no ssh; the others are at its other addresses."""
+    path = script(
+        "import tensorflow as tf\n"
+        "import tf_dynemb as de\n"
+        "from tf_dynemb import communicator\n"
+        "de.init()\n"
+        "comm = communicator.get()\n"
+        "print(comm.allgather(tf.constant([comm.rank]), 'ranks').numpy())\n"
+    )
+    hosts = "127.0.0.1,127.0.0.2"
+    ended = run("-np", 3, "--hosts", hosts, *ssh.arguments, path)
+    assert ended.returncode == 0, ended.stderr
+    assert ssh.hosts() == ["127.0.0.2"]
+    assert sorted(ended.stdout.splitlines()) == [f"[{rank}] [0 1 2]" for rank in range(3)]
+
+
+def test_no_secret_is_on_a_command_line(script, ssh):
+    ended = run(
+        *("-np", 2, "--hosts", "a,b", *ssh.arguments),
+        script(
+            "import os, subprocess\n"
+            "shown = subprocess.check_output(['ps', '-axww', '-o', 'args'], text=True)\n"
+            "print(os.environ['TF_DYNEMB_RANKS_SECRET'] in shown, 'run_host' in shown)\n"
+        ),
+    )
+    assert sorted(ended.stdout.splitlines()) == ["[0] False True", "[1] False True"]
+
+
+def test_a_rank_that_fails_on_another_machine(script, ssh):
+    ended = run(
+        *("-np", 2, "--hosts", "a,b", *ssh.arguments),
+        script(
+            "import os, sys, time\n"
+            "if os.environ['RANK'] == '1':\n"
+            "    print('planted', file=sys.stderr)\n"
+            "    os.kill(os.getpid(), 9)\n"
+            "time.sleep(1000)\n"
+        ),
+    )
+    assert ended.returncode == 128 + signal.SIGKILL
+    last = ended.stderr[ended.stderr.rindex("host b failed first") :].splitlines()
+    assert last[-2:] == ["  rank 1 failed first: ended by SIGKILL", "    planted"]
+
+
+def test_a_machine_that_is_not_reached(script, tmp_path):
+    program = tmp_path / "ssh"
+    program.write_text('#!/bin/sh\necho "no route to $1" >&2\nexit 255\n')
+    program.chmod(0o755)
+    ended = run("-np", 2, "--hosts", "a,b", "--ssh", program, script("import time\ntime.sleep(99)"))
+    assert ended.returncode == 255
+    assert "failed first: exit code 255\n  no route to" in ended.stderr
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_ranks_on_other_machines_end_with_the_launcher(script, ssh, tmp_path, how):
+    path = script(
+        "import os, pathlib, time\n"
+        f"pathlib.Path({str(tmp_path)!r}, os.environ['RANK']).write_text(str(os.getpid()))\n"
+        "print('ready')\n"
+        "time.sleep(1000)\n"
+    )
+    arguments = command("-np", 2, "--hosts", "a,b", *ssh.arguments, path)
+    with subprocess.Popen(
+        arguments,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    ) as launcher:
+        assert sorted(launcher.stdout.readline() for _ in range(2)) == [
+            "[0] ready\n",
+            "[1] ready\n",
+        ]
+        launcher.send_signal(how)
+        launcher.wait(60)
+        numbers = [int((tmp_path / str(rank)).read_text()) for rank in range(2)]
+        end = time.monotonic() + 60
+        while any(map(is_running, numbers)) and time.monotonic() < end:
+            time.sleep(0.05)
+        assert not any(map(is_running, numbers))
+
+
+def test_all_ranks_are_started_again(script, tmp_path):
+    path = script(
+        "import os, pathlib, sys\n"
+        "number, rank = os.environ['TF_DYNEMB_RESTART'], os.environ['RANK']\n"
+        f"folder = pathlib.Path({str(tmp_path)!r})\n"
+        "(folder / f'{number}-{rank}').write_text(os.environ['TF_DYNEMB_RANKS_SECRET'])\n"
+        "sys.exit(7 if number != '2' and rank == '1' else 0)\n"
+    )
+    ended = run("-np", 2, "--restart", 3, path)
+    assert ended.returncode == 0
+    assert ended.stderr.count("rank 1 failed first: exit code 7") == 2
+    assert "starting all ranks again: 1 of 3\n" in ended.stderr
+    assert "starting all ranks again: 2 of 3\n" in ended.stderr
+    secrets = {(tmp_path / f"{number}-0").read_text() for number in range(3)}
+    assert len(secrets) == 3
+    assert not (tmp_path / "3-0").exists()
+    ended = run("-np", 2, "--restart", 1, path)
+    assert ended.returncode == 7
+    assert ended.stderr.endswith("rank 1 failed first: exit code 7\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--hosts", "a:x"), "--hosts must be"),
+        (("--hosts", "a,,b"), "--hosts must be"),
+        (("--hosts=-oProxyCommand=x",), "--hosts must be"),
+        (("--hosts", "a:1,b"), "the ranks of all machines or of none"),
+        (("--hosts", "a,a"), "names a machine twice"),
+        (("--hosts", "a:1,b:1"), "has 2 ranks, fewer than -np 3"),
+        (("--hosts", "localhost,b"), "other machines cannot reach 'localhost'"),
+        (("--restart", -1), "--restart must be 0 or more"),
+        (("-x", "NO_SUCH_VARIABLE"), "-x must be"),
+        (("-x", "=1"), "-x must be"),
+    ],
+)
+def test_invalid_arguments(arguments, message):
+    ended = run("-np", 3, *arguments, "train.py")
     assert ended.returncode == 2
     assert message in ended.stderr

@@ -1,36 +1,24 @@
-"""`run`: starts a script as several ranks on this machine."""
+"""`run`: starts a script as several ranks, on this machine or on others by ssh."""
 
 from __future__ import annotations
 
 import argparse
-import collections
-import contextlib
-import ctypes
+import json
 import os
 import secrets
+import shlex
 import signal
 import socket
-import subprocess
 import sys
-import threading
-import time
-from collections.abc import Iterator, Sequence
-from typing import IO, Any
+from collections.abc import Sequence
 
-# The seconds that ranks have to end by themselves after one has failed: most end with an error that
-# says so.
-_PATIENCE = 5.0
-# The last lines of the rank that failed first, which are shown again at the end.
-_LAST_LINES = 20
-# The most bytes of a line; what is longer is split.
-_LINE = 1 << 16
-# What would tell the ranks another place than this launcher does.
-_OTHERS = (
-    *("TF_CONFIG", "HOROVOD_RANK", "HOROVOD_SIZE", "TORCHELASTIC_USE_AGENT_STORE"),
-    *("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "PMIX_NAMESPACE", "PMI_JOBID"),
-)
+from tf_dynemb.cli import run_host
+from tf_dynemb.cli.run_processes import Failure, Processes, Start, ended_by_sigterm, write
 
-_libc = ctypes.CDLL(None)
+# The port of the rendezvous on another machine, as torchrun's.
+_PORT = 29500
+# The ranks of a machine that are told to end have this time more than they need at most.
+_MORE = 10.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,10 +27,42 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-np", "--ranks", type=int, required=True, metavar="N", help="the number of ranks"
     )
     parser.add_argument(
+        "--hosts",
+        metavar="HOST[:RANKS],...",
+        help="the machines, which ssh reaches without a password; the first has rank 0, at a name "
+        "that all of them reach. Without numbers, each gets as many ranks as the others. The "
+        "script, this Python and the working directory have the same paths on all. Default: this "
+        "machine",
+    )
+    parser.add_argument(
+        "--ssh",
+        default="ssh -o BatchMode=yes",
+        metavar="COMMAND",
+        help="the program that runs a command on another machine; default: %(default)s",
+    )
+    parser.add_argument(
+        "-x",
+        action="append",
+        default=[],
+        dest="variables",
+        metavar="NAME[=VALUE]",
+        help="a variable for the ranks; without a value, as it is here. Ranks on this machine have "
+        "all variables",
+    )
+    parser.add_argument(
         "--port",
         type=int,
         default=0,
-        help="the port of 127.0.0.1 at which the ranks meet; default: a free one",
+        help="the port at which the ranks meet, of the first host; default: a free one on this "
+        f"machine, {_PORT} on another",
+    )
+    parser.add_argument(
+        "--restart",
+        type=int,
+        default=0,
+        metavar="N",
+        help="if a rank fails, start all of them again, at most N times; TF_DYNEMB_RESTART is then "
+        "the number of the start, from 0. The script loads what it has last saved",
     )
     parser.add_argument(
         "--grace",
@@ -60,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Runs a script as several ranks on this machine, which `init()` joins; prefixes their output.
+    """Runs a script as several ranks, which `init()` joins; prefixes their output.
 
     If a rank fails, all are ended, and the last lines of the one that failed first are shown again.
     The exit code is that rank's; for a rank that a signal has ended, 128 + the signal.
@@ -68,160 +88,131 @@ def run(options: argparse.Namespace) -> int:
     command = [word for i, word in enumerate(options.script) if (i, word) != (0, "--")]
     if options.ranks < 1:
         raise ValueError(f"-np must be 1 or more, got {options.ranks}.")
+    if options.restart < 0:
+        raise ValueError(f"--restart must be 0 or more, got {options.restart}.")
     if not command:
         raise ValueError("no script is named: tf-dynemb run -np 2 train.py")
-    if command[0].endswith(".py"):
-        command.insert(0, sys.executable)
-    ranks = _Ranks(options, command)
-    try:
-        with _ended_by_sigterm():
-            failed = ranks.wait()
-    except KeyboardInterrupt:  # the terminal has sent SIGINT to this process only
-        ranks.end(signal.SIGINT, signal.SIGTERM)
-        return 128 + signal.SIGINT
-    finally:
-        ranks.end()
-    if failed is None:
-        return 0
-    rank, code, lines = failed
-    how = f"exit code {code}" if code > 0 else f"ended by signal {-code}"
-    with contextlib.suppress(ValueError):  # a real-time signal
-        how = f"ended by {signal.Signals(-code).name}"
-    _write(sys.stderr, f"rank {rank} failed first: {how}\n".encode())
-    for line in lines:
-        _write(sys.stderr, b"  " + line + b"\n")
-    return code if code > 0 else 128 - code
-
-
-class _Ranks:
-    """The processes of the ranks, with those that they start, and the threads that read them."""
-
-    def __init__(self, options: argparse.Namespace, command: Sequence[str]) -> None:
-        shared = {
-            "WORLD_SIZE": str(options.ranks),
-            "LOCAL_WORLD_SIZE": str(options.ranks),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(options.port or _free_port()),
-            "TF_DYNEMB_RANKS_SECRET": secrets.token_hex(16),
-            "PYTHONUNBUFFERED": "1",
-        }
-        environment = {**os.environ, **shared}
-        for name in _OTHERS:
-            environment.pop(name, None)
-        self._grace = options.grace
-        self._lock = threading.Lock()
-        self._last: list[collections.deque[bytes]] = []
-        self._processes: list[subprocess.Popen[bytes]] = []
+    hosts = _hosts(options.hosts, options.ranks) if options.hosts else []
+    variables, code = _variables(options.variables), 0
+    for number in range(options.restart + 1):
+        shared = {**variables, "TF_DYNEMB_RESTART": str(number)}
+        shared |= _meeting(options.ranks, hosts[0][0] if hosts else None, options.port)
+        if hosts:
+            starts = [_on_host(options, command, host, shared) for host in hosts]
+            processes = Processes(starts, options.grace + _MORE)
+        else:
+            starts = run_host.starts(command, 0, options.ranks, shared)
+            processes = Processes(starts, options.grace)
         try:
-            # All before the threads: a process must not be forked beside them.
-            for rank in range(options.ranks):
-                process = subprocess.Popen(
-                    command,
-                    env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    preexec_fn=_begin,
-                )
-                self._processes.append(process)
-                self._last.append(collections.deque(maxlen=_LAST_LINES))
-        except BaseException:
-            self.end()
-            raise
-        self._readers = [
-            threading.Thread(target=self._copy, args=(rank, source, to), daemon=True)
-            for rank, process in enumerate(self._processes)
-            for source, to in ((process.stdout, sys.stdout), (process.stderr, sys.stderr))
-        ]
-        for reader in self._readers:
-            reader.start()
-
-    def wait(self) -> tuple[int, int, list[bytes]] | None:
-        """Waits for all; returns the first that failed, its exit code and its last lines."""
-        failed, end = None, float("inf")
-        while True:
-            codes = [process.poll() for process in self._processes]
-            if failed is None and any(codes):
-                failed = next(rank for rank, code in enumerate(codes) if code)
-                end = time.monotonic() + _PATIENCE
-            if None not in codes or time.monotonic() > end:
-                break
-            time.sleep(0.02)
-        self.end()
-        if failed is None:
-            return None
-        return failed, self._processes[failed].returncode, list(self._last[failed])
-
-    def end(self, *signals: signal.Signals) -> None:
-        """Ends the processes that still run: by each signal, and at last by SIGKILL."""
-        for each in signals or (signal.SIGTERM,):
-            self._signal(each)
-            end = time.monotonic() + self._grace
-            while any(process.poll() is None for process in self._processes):
-                if time.monotonic() > end:
-                    break
-                time.sleep(0.02)
-        self._signal(signal.SIGKILL)
-        for process in self._processes:
-            process.wait()
-        end = time.monotonic() + _PATIENCE  # a process may have left the group with its output
-        for reader in getattr(self, "_readers", ()):
-            reader.join(max(0.0, end - time.monotonic()))
-
-    def _signal(self, number: signal.Signals) -> None:
-        for process in self._processes:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, number)
-
-    def _copy(self, rank: int, source: IO[bytes], to: Any) -> None:
-        prefix, rest = f"[{rank}] ".encode(), b""
-        while piece := os.read(source.fileno(), _LINE):
-            *lines, rest = (rest + piece).replace(b"\r", b"\n").split(b"\n")
-            if len(rest) > _LINE:
-                lines, rest = [*lines, rest], b""
-            self._show(rank, prefix, lines, to)
-        self._show(rank, prefix, [rest] if rest else [], to)
-
-    def _show(self, rank: int, prefix: bytes, lines: list[bytes], to: Any) -> None:
-        with self._lock:
-            for line in lines:
-                if line:
-                    self._last[rank].append(line)
-                _write(to, prefix + line + b"\n")
+            with ended_by_sigterm():
+                failure: Failure | None = processes.wait()
+        except KeyboardInterrupt:  # the terminal has sent SIGINT to this process only
+            processes.end(signal.SIGINT, signal.SIGTERM)
+            return 128 + signal.SIGINT
+        finally:
+            processes.end()
+        if failure is None:
+            return 0
+        failure.show()
+        code = failure.exit_code
+        if number < options.restart:
+            said = f"starting all ranks again: {number + 1} of {options.restart}\n"
+            write(sys.stderr, said.encode())
+    return code
 
 
-def _write(to: Any, text: bytes) -> None:
-    """Writes bytes as they are, whatever the encoding of the stream."""
-    with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
-        to.flush()
-        to.buffer.write(text)
-        to.buffer.flush()
+def _meeting(ranks: int, host: str | None, port: int) -> dict[str, str]:
+    """Returns the variables by which the ranks meet. No two starts have the same secret."""
+    here = host is None or _is_here(host)
+    return {
+        "WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": host or "127.0.0.1",
+        "MASTER_PORT": str(port or (_free_port() if here else _PORT)),
+        "TF_DYNEMB_RANKS_SECRET": secrets.token_hex(16),
+    }
 
 
-@contextlib.contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """Lets SIGTERM raise SystemExit inside, so that the ranks are ended, too."""
+def _on_host(
+    options: argparse.Namespace,
+    command: Sequence[str],
+    host: tuple[str, int, int],
+    shared: dict[str, str],
+) -> Start:
+    """Returns the process that starts the ranks of a machine."""
+    name, first, num = host
+    told = {
+        "command": command,
+        "first": first,
+        "num": num,
+        "environment": shared,
+        "grace": options.grace,
+    }
+    program = [sys.executable, "-c", f"from {run_host.__name__} import main; main()"]
+    if not _is_here(name):
+        line = f"cd {shlex.quote(os.getcwd())} && exec {shlex.join(program)}"
+        program = [*shlex.split(options.ssh), name, line]
+    return Start(f"host {name}", program, os.environ, text=json.dumps(told) + "\n")
 
-    def end(number: int, _: Any) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough
-        raise SystemExit(128 + number)
 
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        if signal.getsignal(signal.SIGTERM) is end:
-            signal.signal(signal.SIGTERM, before)
+def _hosts(text: str, ranks: int) -> list[tuple[str, int, int]]:
+    """Returns for each machine its name, its first rank and the number of its ranks.
 
-
-def _begin() -> None:
-    """Called in the new process, which becomes the first of a group.
-
-    If the launcher is killed, the system sends it SIGTERM.
+    Raises:
+        ValueError: the text is no list of machines, or they have fewer ranks.
     """
-    os.setpgid(0, 0)
-    with contextlib.suppress(AttributeError):
-        _libc.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG, of Linux
+    names: list[str] = []
+    numbers: list[int | None] = []
+    for entry in text.split(","):
+        name, colon, number = entry.strip().rpartition(":")
+        if not colon or entry.endswith("]"):  # an address of IPv6 has brackets
+            name, number = entry.strip(), ""
+        if not name or name.startswith("-") or (colon and number and not number.isdecimal()):
+            raise ValueError(f"--hosts must be 'HOST[:RANKS],...', got {text!r}.")
+        names.append(name.removeprefix("[").removesuffix("]"))
+        numbers.append(int(number) if number else None)
+    if len(set(names)) != len(names):
+        raise ValueError(f"--hosts names a machine twice: {text!r}.")
+    if any(number is None for number in numbers):
+        if any(number is not None for number in numbers):
+            raise ValueError(
+                f"--hosts must say the ranks of all machines or of none, got {text!r}."
+            )
+        few, more = divmod(ranks, len(names))
+        numbers = [few + (i < more) for i in range(len(names))]
+    hosts, first = [], 0
+    for name, most in zip(names, numbers, strict=True):
+        num = min(most or 0, ranks - first)
+        if num > 0:
+            hosts.append((name, first, num))
+        first += num
+    if first < ranks:
+        raise ValueError(f"--hosts {text!r} has {first} ranks, fewer than -np {ranks}.")
+    loopback = [name for name, _, _ in hosts if _is_loopback(name)]
+    if loopback and len(loopback) < len(hosts):
+        raise ValueError(
+            f"--hosts {text!r}: other machines cannot reach {loopback[0]!r}; give it the "
+            "name that they have for it."
+        )
+    return hosts
+
+
+def _variables(texts: Sequence[str]) -> dict[str, str]:
+    variables = {}
+    for text in texts:
+        name, is_given, value = text.partition("=")
+        if not name or (not is_given and name not in os.environ):
+            raise ValueError(f"-x must be 'NAME=VALUE' or a variable that is set, got {text!r}.")
+        variables[name] = value if is_given else os.environ[name]
+    return variables
+
+
+def _is_loopback(name: str) -> bool:
+    return name in ("localhost", "::1") or name.startswith("127.")
+
+
+def _is_here(name: str) -> bool:
+    """Whether a name is one of this machine, whose ranks need no ssh."""
+    return name in ("localhost", "127.0.0.1", "::1", socket.gethostname())
 
 
 def _free_port() -> int:
