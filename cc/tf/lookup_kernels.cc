@@ -112,7 +112,8 @@ class TablesOp : public SparseOp {
     }
     std::unique_ptr<Exec> exec;
     TF_RETURN_IF_ERROR(MakeExec(ctx, &exec));
-    return ToAbsl(Call(lookups, *exec, tables, tasks));
+    DYNEMB_RETURN_IF_LIBRARY_ERROR(Call(lookups, *exec, tables, tasks));
+    return ErrorOf(tables);
   }
   // Checks the inputs of lookup i, allocates its outputs, and describes it.
   virtual absl::Status MakeTask(tf::OpKernelContext* ctx, Exec& exec, int i, Table* table,

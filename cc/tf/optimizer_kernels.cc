@@ -43,7 +43,8 @@ absl::Status ApplyAndPromote(Exec& exec, Lookups* lookups, const std::vector<Tab
   TableLock lock(tables, TableLock::Mode::kExclusive);
   const Tick tick = ProcessClock().Next();
   DYNEMB_RETURN_IF_LIBRARY_ERROR(apply(tick));
-  return ToAbsl(lookups->PromoteIfDue(exec, tables, tick));
+  DYNEMB_RETURN_IF_LIBRARY_ERROR(lookups->PromoteIfDue(exec, tables, tick));
+  return ErrorOf(tables);
 }
 
 class ApplyGradientsOp : public DynembOp {

@@ -150,6 +150,11 @@ absl::Status GetTables(tf::OpKernelContext* ctx, int first, int n, std::vector<T
   return absl::OkStatus();
 }
 
+absl::Status ErrorOf(const std::vector<Table*>& tables) {
+  for (const Table* table : tables) DYNEMB_RETURN_IF_LIBRARY_ERROR(table->Error());
+  return absl::OkStatus();
+}
+
 absl::Status CommonLookups(const std::vector<TableRef>& tables, Lookups** lookups) {
   *lookups = &tables.front()->lookups();
   for (const TableRef& other : tables) {

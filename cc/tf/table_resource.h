@@ -73,6 +73,9 @@ absl::Status GetTableOnAnyDevice(tf::OpKernelContext* ctx, const tf::Tensor& han
 // Gets the tables of a list of handles, which must all be on the operator's device.
 absl::Status GetTables(tf::OpKernelContext* ctx, int first, int n, std::vector<TableRef>* refs,
                        std::vector<Table*>* tables);
+// The first of the tables' errors (Table::Error). Called after a call over several tables, which
+// reports only what kept it from its work.
+absl::Status ErrorOf(const std::vector<Table*>& tables);
 // The base of operators on one table, which input 0 names.
 class OneTableOp : public DynembOp {
  public:
