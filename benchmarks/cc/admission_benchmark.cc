@@ -1,4 +1,4 @@
-// What admission (cc/table/admission.h) costs a lookup that inserts, without TensorFlow.
+// The cost of admission (cc/table/admission.h) for a lookup that inserts, without TensorFlow.
 //
 //   Pool / hotness, unknown, threads   batches of 65,536 ids, of which `unknown` percent were never
 //                                      seen before and the others have rows, uniformly drawn from 2

@@ -1,9 +1,9 @@
 // Training steps of ten tables in a device's memory, as published for dynamicemb: 1,048,570 ids in
 // total, drawn by zipf(1.05) from the 2^21 keys of each table. Rows have 8 to 128 float32, and the
-// state of Adagrad, or of 128 float32 also that of SGD and of Adam. Either all rows or a tenth of
-// them are in the device's memory; with dim 128 also as many as a batch of one id in each bag has
-// distinct keys (hbm-batch1.0), 0.8 of that, or none. A case is a choice of these, such as
-// dim128/hbm0.10/adam, and has bags of one id and of ten.
+// state of Adagrad; rows of 128 float32 also have the state of SGD or of Adam. Either all rows or a
+// tenth of them are in the device's memory. With dim 128 there are three more cases: one row for
+// each distinct key of a batch of one id in each bag (hbm-batch1.0), 0.8 of these rows, or none. A
+// case is a choice of these, such as dim128/hbm0.10/adam, and has bags of one id and of ten.
 //
 // A line is one fused call (cc/lookup/lookups.h), of one id in each bag or the mean of ten:
 //
@@ -25,7 +25,7 @@
 //   apply     the same, read, and the row, read and written
 //   pooled    the row, read and written
 //
-// In `pooled`, the other data are those of `backward`.
+// `pooled` has the other data of `backward`, too.
 //
 // The last column is its share of the bandwidth of a copy within the device's memory, counting
 // reads and writes, wherever the rows are.
@@ -244,7 +244,7 @@ class LookupsBenchmark {
     Require(lookups_.SumGradients(exec_, tasks, allocate));
   }
 
-  // The sums are those of the last Backward, of any batch.
+  // Applies the sums of the last Backward, of any batch.
   void Apply(const Batch& batch) {
     std::vector<ApplyTask> tasks(kTables);
     size_t first = 0;

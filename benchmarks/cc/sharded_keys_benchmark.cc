@@ -111,7 +111,7 @@ void Shard(benchmark::State& state) {
   const testing_keys::Sharding& sharding = kShardings[state.range(0)];
   state.SetLabel(sharding.name);
   const auto bits = static_cast<int>(state.range(1));
-  // Scans all ids for those of one shard.
+  // Scans all ids for the ids of one shard.
   Compare(state, IdsOfShard(sharding, bits, bits <= 12 ? 200000 : 200000 >> (bits - 12)));
 }
 BENCHMARK(Shard)

@@ -70,7 +70,7 @@ class Model {
 };
 
 // Adds up the time of the library's phases during its lifetime, in seconds: the time of each phase
-// without that of the phases inside it. For batches that run one at a time.
+// without the time of the phases inside it. For batches that run one at a time.
 class PhaseTimes final : public PhaseListener {
  public:
   PhaseTimes() { Phase::Listen(this); }

@@ -224,7 +224,7 @@ class CudaDevice {
                 void** arguments);
     // Call before giving work. False if something has failed.
     bool Ready();
-    // Makes the state that of this stream if it was that of another one with the same handle.
+    // Assigns the state to this stream if another stream with the same handle had it.
     void Adopt();
     // Returns whether `error`, a cudaError_t, is success. Records the first failure.
     bool Check(const char* what, int error);

@@ -36,7 +36,7 @@ struct CudaDriver {
 };
 
 // The error "<what>: <name of the error>: <its text>": ResourceExhausted if memory ran out,
-// otherwise Internal. The driver's errors have the same numbers as those of the runtime library.
+// otherwise Internal. The driver and the runtime library have the same error numbers.
 Status CudaError(const std::string& what, int error);
 
 // The description of memory of GPU `ordinal` for cuMemCreate.

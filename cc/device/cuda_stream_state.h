@@ -36,7 +36,7 @@ struct CudaDevice::StreamState {
 
   // For Publish in sessions without pinned memory.
   cudaEvent_t done = nullptr;
-  // The event that was recorded last: `done`, or that of a Pinned. It follows all published work. A
+  // The event that was recorded last: `done`, or a Pinned's event. It follows all published work. A
   // wait for an event refers to its latest record at the time of the call, which may be later.
   cudaEvent_t published = nullptr;
   // The number of the last ClearMemory that this stream waits for, or has waited for.

@@ -1,9 +1,7 @@
 // Device: memory other than the host's that tables can be in, and the execution of work on it. A
-// Device is a concept, not a class: kernels are templates, compiled once per device.
-//
-//   CudaDevice        a GPU (cuda_device.cuh)
-//   SimulatedDevice   host memory and host threads in place of a GPU (simulated_device.h): tests
-//                     and sanitizers cover everything except the GPU itself on hosts without one
+// Device is a concept, not a class: kernels are templates, compiled once per device. CudaDevice is
+// a GPU (cuda_device.cuh). Tests have a device of host memory and threads (tests/simulated), with
+// which they and the sanitizers cover everything except the GPU itself.
 //
 // All tables on a device share one Device. It has
 //
@@ -65,7 +63,7 @@
 //
 // A body is a trivially copyable struct with `DYNEMB_HD operator() const`. It holds values and
 // addresses of device memory. The bodies of one launch run in any order and concurrently. Where
-// several of them access the same address, they use the functions below, or those of Lanes. The
+// several of them access the same address, they use the functions below, or functions of Lanes. The
 // next launch sees all their writes. No body may wait for another. If only the device knows how
 // many of the n items there are, the body has `DYNEMB_HD size_t Items() const`; the later items are
 // left out.

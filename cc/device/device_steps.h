@@ -2,7 +2,7 @@
 //
 //   CatchUpView, which points to what follows
 //   alphas        [CatchUpView::kAlphas], if the optimizer has them
-//   runs          [capacity]: those with numbers from base_ on (CatchUp::dropped)
+//   runs          [capacity]: the runs with numbers from base_ on (CatchUp::dropped)
 //
 // A step adds an alpha, and perhaps a run. When there is no room for another run, the copy is
 // replaced by one without the runs that have been dropped. It is larger if the others fill half of

@@ -1,5 +1,4 @@
-// DeviceTable: creating a table, and reading and writing whole tables. Included by device_table.h
-// only.
+// DeviceTable: creating a table, and reading and writing whole tables.
 #ifndef DYNEMB_DEVICE_DEVICE_TABLE_STATE_H_
 #define DYNEMB_DEVICE_DEVICE_TABLE_STATE_H_
 

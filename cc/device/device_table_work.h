@@ -1,5 +1,5 @@
 // DeviceTable::Work: a session whose work follows all earlier work on its tables, on any stream;
-// and how a table reports failures. Included by device_table.h only.
+// and how a table reports failures.
 #ifndef DYNEMB_DEVICE_DEVICE_TABLE_WORK_H_
 #define DYNEMB_DEVICE_DEVICE_TABLE_WORK_H_
 

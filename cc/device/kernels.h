@@ -52,7 +52,7 @@ constexpr size_t QuadsOfBytes(size_t bytes) {
 // --- Finding ---------------------------------------------------------------------------------
 
 // rows[i] = the row of keys[i], or kNoRow. found[i] = whether keys[i] has a row. Either array may
-// be null. Touches the rows that are found, and notes those of the host tier as candidates for
+// be null. Touches the rows that are found, and notes rows of the host tier as candidates for
 // Promote (kernels_tiers.h), once for each batch if scores are stamps.
 struct FindKeys {
   TableViews tables;
@@ -363,7 +363,7 @@ struct FlagSelected {
   UpdatedAfter after;
   RowPredicate where;
   bool by_time;          // whether scores are stamps
-  const float* vectors;  // [n, dim] those of the rows, up to date; null: the rows are
+  const float* vectors;  // [n, dim] up-to-date vectors of the rows; null: the rows are
   uint64_t begin;
   size_t n;
   uint32_t* flags;

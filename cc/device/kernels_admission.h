@@ -27,7 +27,7 @@ namespace dynemb::device {
 // The number of a line across the tables of a batch; kNoLine: the key is not counted.
 constexpr uint64_t kNoLine = ~uint64_t{0};
 
-// The new keys of a batch before admission. `sums` are those of FlagFirst's flags.
+// The new keys of a batch before admission. `sums` are the sums of FlagFirst's flags.
 struct AskedKeys {
   TableViews tables;
   KeyArray keys;
@@ -122,7 +122,7 @@ struct CountLines {
   }
 };
 
-// Items as in ForTally. `flags` are those of CountLines.
+// Items as in ForTally. `flags` are the flags that CountLines has set.
 struct CountUnadmitted {
   AskedKeys asked;
   const uint32_t* flags;

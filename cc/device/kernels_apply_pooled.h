@@ -1,5 +1,5 @@
-// The kernels of ApplyPooled (device_apply_pooled.h), besides those of SumGradients that it uses:
-// the sum of the gradients of each row, and an optimizer's step on the row, in one launch.
+// The kernels of ApplyPooled (device_apply_pooled.h), which also uses kernels of SumGradients. One
+// launch sums the gradients of each row and applies an optimizer's step to the row.
 //
 // As in SumGradients, the ids of all tasks are sorted, and a window of them is summed by a team.
 // But they are sorted by row instead of by key, so that no election has to number the keys, and the
@@ -29,12 +29,12 @@
 
 namespace dynemb::device {
 
-// For ListIds: the number of an id is that of its row; also writes found[position], the row. Task t
-// has the numbers from begins[t] on (NumbersOf). The last of them is that of ids without a row.
+// For ListIds: the number of an id is the number of its row; also writes found[position], the row.
+// Task t has the numbers from begins[t] on (NumbersOf). Ids without a row have the last of them.
 //
 // If there are fewer rows than when the id was looked up, the table has been cleared. Where rows
-// may move, the key's row of now counts, if it has one. It has another number than a row that was
-// found: that number may be the one of another key's id.
+// may move, the key's present row counts, if it has one. Its number differs from the number of a
+// found row, which another key's id may have.
 struct FoundNumbers {
   Parts<GradientPart> parts;
   TableViews tables;

@@ -47,7 +47,7 @@ struct BringRows {
   }
 };
 
-// Brings copies of rows up to date: vectors[i], as float32, and state[i] are those of rows[i].
+// Brings copies of rows up to date: vectors[i] (float32) and state[i] are the copies of rows[i].
 template <class Formula>
 struct BringCopies {
   const CatchUpView* steps;

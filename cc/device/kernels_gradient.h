@@ -97,7 +97,7 @@ struct ListIds {
   }
 };
 
-// unique_begins[t] = the number of keys before those of task t.
+// unique_begins[t] = the number of keys before the keys of task t.
 struct ReadBegins {
   const uint32_t* begins;
   const uint32_t* sums;

@@ -76,7 +76,7 @@ struct NewKeys {
   const uint32_t* sums;
   uint32_t* positions;
   RowId* new_rows;
-  const Score* scores;  // by position; null: those of new rows
+  const Score* scores;  // by position; null: the scores of new rows
 
   DYNEMB_HD size_t count() const { return sums[tables.items]; }
   DYNEMB_HD uint32_t TableOf(size_t j) const { return tables.IndexOf(positions[j]); }

@@ -91,8 +91,8 @@ struct ColumnMaxima {
 // for kMax, of `argmax`.
 //
 // The time of a run is the latency of reading vectors. A team therefore reads several at once, if
-// necessary those of several bags. Each thread finds the vector of another id, and passes it on
-// when it is needed.
+// necessary from several bags. Each thread finds the vector of another id, and passes it on when
+// it is needed.
 template <class Source>
 struct PoolBags {
   using Part = PoolPart<Source>;

@@ -38,7 +38,7 @@
 //   Place PlaceOfKey(key)
 //   Prefetch(target, place, column)      prepares for Put, if the place is a row
 //   Put(target, key, place, sum, column) steps the columns [column, column + kQuad) of a place with
-//                                        those of the sum of its key
+//                                        the same columns of the sum of its key
 #ifndef DYNEMB_DEVICE_KERNELS_SEGMENTS_H_
 #define DYNEMB_DEVICE_KERNELS_SEGMENTS_H_
 
@@ -299,7 +299,7 @@ struct SumSegments {
                                        Current* current) const {
     using Element = std::conditional_t<kType == DType::kFloat32, float, uint16_t>;
     Quad<Element> row[kInFlight] = {};
-    [[maybe_unused]] uint32_t is_there = ~0u;  // bit j: whether row[j] is that of the term
+    [[maybe_unused]] uint32_t is_there = ~0u;  // bit j: whether row[j] is the term's row
     [[maybe_unused]] Quad<int32_t> argmax[kInFlight] = {};
     [[maybe_unused]] int32_t position[kInFlight] = {};
     if constexpr (Sums::kSteps) {
@@ -352,7 +352,7 @@ struct SumSegments {
   // Loads the quads of the terms that AddSome adds, and prefetches the places of the keys that
   // begin with them. A row that is null is replaced by another, and a term from `count` on by the
   // first: where a load depends on a condition, the compiler may copy what it has loaded, and the
-  // copy waits for the memory. Bit j of the result is whether row[j] is that of its term.
+  // copy waits for the memory. Bit j of the result is whether row[j] is its term's row.
   template <class Lanes>
   DYNEMB_HD DYNEMB_INLINE uint32_t LoadAlways(Lanes& lanes, const Target& target, const Term& term,
                                               const Place& of_term, uint32_t first, uint32_t count,

@@ -14,7 +14,7 @@
 namespace dynemb {
 
 struct LeavingRows {
-  size_t first = 0, n = 0;        // those of the new keys from `first` on
+  size_t first = 0, n = 0;        // n rows, for the new keys from `first` on
   size_t chunk = 0;               // the rows that are copied together
   char* copies = nullptr;         // [chunk, stride], in device memory
   char* host_copies = nullptr;    // the same, pinned

@@ -7,9 +7,9 @@
 // function, thread r has the quads r, r + width, ..., and no other thread accesses these columns of
 // the row. A team therefore need not synchronize between two calls.
 //
-// The results have the same bits as those of the host's functions, except for the bits of a NaN,
-// and for powf (Ftrl<false>), which also differs between hosts. Device code must be built with nvcc
-// --fmad=false (its square roots, divisions and denormals conform to IEEE by default).
+// The results have the same bits as the results of the host's functions, except for the bits of a
+// NaN, and for powf (Ftrl<false>), which also differs between hosts. Device code must be built with
+// nvcc --fmad=false (its square roots, divisions and denormals conform to IEEE by default).
 //
 // Pointers are aligned to their element type. A quad that is aligned to its own size is one access.
 // This holds for all quads if the row's vector, its state and the gradients begin at multiples of
@@ -369,8 +369,8 @@ DYNEMB_HD DYNEMB_INLINE bool ApplyToRow(Lanes& lanes, const OptimizerCoefficient
   return finite;
 }
 
-// CatchUp::Bring: gives a row the `missed` > 0 steps that it lacks, except its mark. The formula is
-// that of the steps.
+// CatchUp::Bring: gives a row the `missed` > 0 steps that it lacks, except its mark. `Formula` is
+// the formula of the steps.
 template <class Formula, class Lanes>
 DYNEMB_HD void BringColumns(Lanes& lanes, const CatchUpView& steps, uint64_t missed, DType dtype,
                             int64_t dim, void* vector, float* state, const Rounding& rounding) {

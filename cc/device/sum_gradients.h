@@ -131,7 +131,7 @@ Status BringIds(Session& session, const std::vector<BackwardTask>& tasks,
   return session.status();
 }
 
-// Fills the arrays of `ids`. key_begins[t] = the number of keys before those of task t. Waits.
+// Fills the arrays of `ids`. key_begins[t] = the number of keys before the keys of task t. Waits.
 template <class Session>
 Status NumberKeys(Session& session, const Ids& ids, std::vector<uint32_t>* key_begins) {
   const size_t n = ids.n, num_begins = key_begins->size();

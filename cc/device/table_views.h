@@ -65,8 +65,8 @@ struct AdmissionView {
   Admit rule = Admit::kAll;
   RowId absent_row = kNoRow;  // in the result of a lookup, of a key that has no row
   bool absent_is_zero = false;
-  // kFrequency: a key with this count is admitted; the counters, and the number of the first line
-  // among those of all tables of the batch.
+  // kFrequency: a key with this count is admitted; the counters, and the number of its first line
+  // among the lines of all tables of the batch.
   uint32_t times = 0;
   uint64_t* counters = nullptr;  // [lines.num, AdmissionLine::kWords]
   AdmissionLines lines{};
@@ -76,7 +76,7 @@ struct AdmissionView {
   DYNEMB_HD uint64_t* LineAt(uint64_t line) const {
     return counters + line * AdmissionLine::kWords;
   }
-  // Whether an id with this row, which is not that of a key, reads as zeros.
+  // Whether an id with this row id, which belongs to no key, reads as zeros.
   DYNEMB_HD bool IsZero(RowId row) const { return absent_is_zero && IsRefused(row); }
 };
 
@@ -163,8 +163,8 @@ inline size_t TallyItems(size_t n) {
 
 // Calls count(i, load(i), table, &tally) for the items i < n that item t of a counting kernel
 // examines, and flush(tally, table) at the end and before an item of another table. table_of(i) is
-// the table of item i; it does not fall with i. Several calls of load come before those of count,
-// so that their memory accesses overlap.
+// the table of item i; it does not fall with i. Several calls of load come before their calls of
+// count, so that their memory accesses overlap.
 template <class Tally, class TableOf, class Load, class Count, class Flush>
 DYNEMB_HD void ForTally(size_t t, size_t n, const TableOf& table_of, const Load& load,
                         const Count& count, const Flush& flush) {

@@ -6,8 +6,8 @@
 // Contract:
 //
 // - Rows, words and outputs are in the device's memory; layouts are in host memory.
-// - Rows need only the alignment of their elements, and words that of a word; better alignment is
-//   faster.
+// - Rows need only the alignment of their elements, and words the alignment of a word; better
+//   alignment is faster.
 // - A call is one launch (ReceivedRows: two, if rows are converted), for any number of tables and
 //   ranks. No call waits.
 // - InvalidArgument, before any work is given, if a launch would have more than 2^32 - 2 rows.

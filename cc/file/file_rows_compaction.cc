@@ -1,5 +1,5 @@
-// FileRows' part of moving rows to the end of the log: those of segments with few live ones
-// (compaction), and those whose contents change.
+// FileRows' part of moving rows to the end of the log: the rows of segments that have few live rows
+// (compaction), and rows whose contents change.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -39,7 +39,7 @@ class FileRows::Moves final : public ColdRows::Compaction {
     uint32_t first_row, next_row;
     uint32_t units;
     size_t offset;                      // of their units in `bytes`
-    std::vector<uint32_t> unread = {};  // those of the units that could not be read
+    std::vector<uint32_t> unread = {};  // the units that could not be read
 
     const char* RowAt(uint32_t row, const char* bytes) const {
       const Segment& segment = *part->segment;

@@ -76,7 +76,7 @@ bool HasMarker(FileSystem* files, int fd) {
          text[kMarkerBytes - 1] == '\n';
 }
 
-// Whether a path is that of an open file.
+// Whether a path leads to an open file.
 bool IsAt(FileSystem* files, const std::string& path, int fd) {
   const int now = files->Open(path, O_PATH | O_NOFOLLOW, 0);
   if (now < 0) return false;

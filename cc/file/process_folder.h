@@ -30,8 +30,8 @@ namespace dynemb {
 
 class ProcessFolder {
  public:
-  // The folder of this process below `shared`, which is made if it is missing. Removes those of
-  // processes that do not exist.
+  // The folder of this process below `shared`, which is created if it is missing. Removes the
+  // folders of processes that do not exist.
   static Status Get(FileSystem* files, const std::string& shared,
                     std::shared_ptr<ProcessFolder>* folder);
   ~ProcessFolder();

@@ -38,7 +38,7 @@ class Ring {
 
   unsigned depth() const { return depth_; }
 
-  // Adds a read to those of the next Enter. `slot` is less than depth, and not in flight.
+  // Adds a read to the reads of the next Enter. `slot` is less than depth, and not in flight.
   void Push(unsigned slot, int fd, void* to, size_t bytes, uint64_t offset);
   // Reads that the system has not taken yet.
   unsigned pushed() const;

@@ -42,7 +42,7 @@ class RowLog {
  public:
   struct Options {
     std::string folder;
-    // The largest segments; those of small tables are smaller (SegmentRows).
+    // The largest size of a segment; small tables have smaller segments (SegmentRows).
     size_t segment_bytes = size_t{64} << 20;
     FileSystem* files = &FileSystem::Posix();
     BlockReader::Options reader;
@@ -128,10 +128,10 @@ class RowLog {
   // StoredRow and its content. Reads each unit once, and consecutive ones together.
   using StoredFn = FunctionRef<void(size_t i, const Segment& segment, const char* row)>;
   Status Fetch(std::vector<Request> requests, const StoredFn& fn) const;
-  // The numbers of up to n sealed segments with dead rows, those with the lowest shares of live
-  // ones. Not of damaged ones: their rows cannot move.
+  // The numbers of the n sealed segments with dead rows that have the lowest shares of live rows;
+  // fewer if there are fewer. Damaged segments are left out, because their rows cannot move.
   std::vector<uint32_t> ToCompact(size_t n) const;
-  // The same of those that are condemned.
+  // The same, of the condemned segments.
   std::vector<uint32_t> Condemned(size_t n) const;
   // Ends the tail if a segment of it is condemned. *any: whether a segment is. All of them are to
   // be read again, those that were damaged included.

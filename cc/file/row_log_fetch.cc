@@ -33,7 +33,7 @@ struct FetchScratch {
   AlignedBuffer buffer;
   std::vector<Unit> units;
   std::vector<BlockRead> reads;
-  std::vector<size_t> first_units;  // of each read; its units end where those of the next one begin
+  std::vector<size_t> first_units;  // of each read; its units end where the next read's begin
 };
 
 }  // namespace

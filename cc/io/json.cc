@@ -96,8 +96,8 @@ std::string Decoded(std::string_view quoted) {
   return out;
 }
 
-// Compares what two strings with their quotes mean. The order of UTF-8 is that of code points, by
-// which Python sorts.
+// Compares the values of two strings, given with their quotes. UTF-8 has the order of code points,
+// by which Python sorts.
 int Compare(std::string_view a, std::string_view b) {
   const auto is_plain = [](std::string_view s) { return s.find('\\') == std::string_view::npos; };
   if (!is_plain(a) || !is_plain(b)) return Decoded(a).compare(Decoded(b));

@@ -225,8 +225,8 @@ std::string Basename(const std::string& path) {
                      end - (slash == std::string::npos ? 0 : slash + 1) + 1);
 }
 
-// The snapshots at a path, in any order; if the directory `from` is of one of them, only those with
-// numbers from its number on.
+// The snapshots at a path, in any order; if the directory `from` belongs to one of them, only the
+// snapshots from its number on.
 Status ListNames(const std::string& path, const std::string& from, std::vector<Name>* names) {
   Name first;
   const bool has_first = ParseName(Basename(from), &first);

@@ -63,9 +63,9 @@ Status ReadManifest(const std::string& directory, Manifest* manifest);
 
 // The directories of the snapshots at a path, from the last base on, in the order of publication;
 // all, if there is no base. If `from`, the directory of a snapshot, has the name of one of them,
-// only those from it on: a reader of a long chain then does not sort it again. If the path is
-// itself a snapshot, only the path. DataLoss if there is none; ResourceExhausted for other errors,
-// which do not mean that something is absent.
+// only the directories from it on: a reader of a long chain then does not sort it again. If the
+// path is itself a snapshot, only the path. DataLoss if there is none; ResourceExhausted for other
+// errors, which do not mean that something is absent.
 Status ListChain(const std::string& path, const std::string& from,
                  std::vector<std::string>* directories);
 

@@ -1,6 +1,6 @@
 // BagCombiner: combines the vectors of consecutive bags.
 //
-//   BagCombiner<kDim> combine(task, first_bag);
+//   BagCombiner<kDim> combine(task, dtype, dim, first_bag);
 //   for (size_t i = ...) combine.Add(i, vector);   // ids in bag order, from first_bag's on
 //   combine.Finish(last_bag);                      // every bag before last_bag is written
 //
@@ -38,8 +38,8 @@ struct BagTask {
 template <int64_t kDim>
 class BagCombiner {
  public:
-  // `rows`: null, or the row ids of the task; those of ids that are passed to Skip are kSkippedRow,
-  // and no others.
+  // `rows`: null, or the row id of each position. It is kSkippedRow exactly for the ids that are
+  // passed to Skip.
   BagCombiner(const BagTask& task, DType dtype, int64_t dim, size_t bag,
               const RowId* rows = nullptr)
       : task_(task),

@@ -4,7 +4,7 @@
 //   sum    Σ w_i v_i          mean   Σ w_i v_i / Σ w_i
 //   max    max_i w_i v_i      sqrtn  Σ w_i v_i / sqrt(Σ w_i²)
 //
-// The results are those of tf.nn.embedding_lookup_sparse, which has no max. If a divisor is 0, the
+// tf.nn.embedding_lookup_sparse, which has no max, has the same results. If a divisor is 0, the
 // result is 0 (`div_no_nan`), even for infinite and NaN vectors. The result of an empty bag is 0,
 // too. Weights are accumulated in float32. The bits are the same in host and device code.
 #ifndef DYNEMB_LOOKUP_COMBINER_H_

@@ -1,6 +1,8 @@
-// Lookups: the calls over several tables, wherever the tables are. There is one implementation for
-// tables on the host (Pool, Backward, Apply, ... of this folder) and one for tables on a device
-// (cc/device).
+// Lookups: the interface of the calls over several tables. All tables of a call are in host memory,
+// or all are on one device. HostLookups() is the implementation for host memory, with the functions
+// Pool, WeightGradient, Apply and ApplyPooled and the class Backward of this folder. DeviceLookups
+// (cc/device/device_lookups.h) is the implementation for a device, and ServedLookups
+// (cc/serving/served_lookups.h) for tables of exported models.
 //
 // All arrays that tasks name are where the tables are, like the arrays of Table's calls, except
 // that Bags are always on the host. `exec` is the host's threads, or represents the device's
@@ -44,8 +46,8 @@ class Lookups {
   virtual Status Apply(Exec& exec, const std::vector<ApplyTask>& tasks, const OptimizerStep& step,
                        Tick tick) = 0;
 
-  // See apply.h. The results are those of SumGradients and Apply, bit for bit. On a device, the
-  // call waits only for tasks that need two passes (cc/device/device_apply_pooled.h).
+  // See apply.h. SumGradients and Apply have the same results, bit for bit. On a device, the call
+  // waits only for tasks that need two passes (cc/device/device_apply_pooled.h).
   virtual Status ApplyPooled(Exec& exec, const std::vector<ApplyPooledTask>& tasks,
                              const OptimizerStep& step, Tick tick) = 0;
 

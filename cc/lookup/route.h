@@ -51,8 +51,7 @@ struct RouteTask {
   std::vector<RouteIds> features;
 };
 
-// InvalidArgument if the owners of a task are not those of `ranks` ranks, or if it has too many
-// ids.
+// InvalidArgument if a task has owners for another number of ranks than `ranks`, or too many ids.
 Status CheckRoute(const std::vector<RouteTask>& tasks, uint32_t ranks);
 std::vector<KeyType> KeyTypesOf(const std::vector<RouteTask>& tasks);
 

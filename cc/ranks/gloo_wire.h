@@ -32,7 +32,7 @@ class GlooWire : public Wire {
                        std::chrono::milliseconds timeout, std::unique_ptr<GlooWire>* wire);
   ~GlooWire() override;
 
-  // The address that each rank connects to, by its number; that of this rank itself is "".
+  // The address that each rank connects to, by its number; "" for this rank.
   const std::vector<std::string>& addresses() const { return addresses_; }
 
   // Connects to the others. addresses[r] is what rank r has for this rank in its addresses().

@@ -11,7 +11,7 @@
 namespace dynemb {
 namespace {
 
-// What a rank announces to another.
+// A rank's announcement of an operation to another rank.
 struct Announcement {
   uint64_t operation;  // the hash of its kind and name
   int64_t rows;

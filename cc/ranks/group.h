@@ -38,8 +38,8 @@ class Group {
   // The failure that has ended the group.
   Status failure() const { return wire_->failure(); }
 
-  // Ends the group on this rank: its operations fail, and those of the other ranks that wait for
-  // it.
+  // Ends the group on this rank: its operations fail, and operations of other ranks that wait for
+  // this rank fail, too.
   void Leave();
 
   // An operation in the iteration `iteration` of a loop, if it is in one: iterations of one
@@ -63,7 +63,7 @@ class Group {
   Status Allgather(const Operation& operation, const char* data, int64_t rows, size_t row_bytes,
                    Allocate allocate);
 
-  // Overwrites `bytes` bytes at `data` by those of rank `root`.
+  // Overwrites `bytes` bytes at `data` by the bytes of rank `root`.
   Status Broadcast(const Operation& operation, int root, char* data, size_t bytes);
 
   // Sets result[i] to the sum of data[i] of all ranks, for n numbers. 16-bit numbers are summed as

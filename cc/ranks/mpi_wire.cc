@@ -64,7 +64,7 @@ struct MpiWire::Mpi {
 };
 
 Status MpiWire::Mpi::Load(const std::string& library) {
-  // Its plugins look for its symbols among those of the process.
+  // Its plugins look for its symbols among the symbols of the process.
   void* const loaded = dlopen(library.c_str(), RTLD_NOW | RTLD_GLOBAL);
   if (loaded == nullptr) return FailedPrecondition(dlerror());
   const char* missing = nullptr;

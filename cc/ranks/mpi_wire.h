@@ -1,9 +1,9 @@
 // MpiWire: a Wire over an MPI library that is found when the process runs.
 //
-// Nothing of an implementation is compiled in. Its binary interface is recognized by its symbols:
-// that of MPICH (also Intel MPI, MVAPICH and Cray MPICH), that of Open MPI, or the standard one of
-// MPI 5. MPI must grant MPI_THREAD_MULTIPLE. If nobody has initialized MPI, the first wire does,
-// and finalizes it when the process exits.
+// Nothing of an implementation is compiled in. The library's symbols show which binary interface it
+// has: MPICH's (also Intel MPI, MVAPICH and Cray MPICH), Open MPI's, or the standard one in MPI 5.
+// MPI must grant MPI_THREAD_MULTIPLE. If MPI is not initialized, the first wire initializes it, and
+// finalizes it when the process exits.
 #ifndef DYNEMB_RANKS_MPI_WIRE_H_
 #define DYNEMB_RANKS_MPI_WIRE_H_
 

@@ -1,7 +1,7 @@
 // Wire: moves bytes between the ranks of a group. Gloo, MPI and others implement it.
 //
 // Contract. An exchange is collective: each rank calls Exchange with the same tag. Exchanges with
-// different tags may run at the same time, in threads that each rank starts in any order. Those
+// different tags may run at the same time, in threads that each rank starts in any order. Exchanges
 // with the same tag match in the order of the calls on each rank, so a caller runs one at a time.
 //
 // Failure. An exchange ends within the timeout of the wire: with all bytes, or with an error that
@@ -49,8 +49,8 @@ class Wire {
   std::chrono::milliseconds timeout() const { return timeout_; }
 
   // Sends to[r] to each rank r, and receives from[r] of it. The slices of this rank itself are
-  // copied. Lengths are those that the other side has for this rank. `operation` says in errors,
-  // also in those of other ranks, what the exchange was for. Throws std::bad_alloc.
+  // copied. Both sides must agree on the lengths. `operation` says in errors, also in the errors of
+  // other ranks, what the exchange was for. Throws std::bad_alloc.
   virtual Status Exchange(uint64_t tag, const std::string& operation, const Slices& to,
                           const Slices& from) = 0;
 

@@ -28,7 +28,8 @@ namespace {
 constexpr uint64_t kMostBytes = uint64_t{1} << 30;
 constexpr std::chrono::seconds kMemory{10};
 
-// A model that was sound: its files and that of the checksums, and when that was.
+// The files of a model that matched their checksums, including the file of checksums, and the time
+// of the check.
 struct Verified {
   std::vector<FileIdentity> files;
   std::chrono::steady_clock::time_point time;

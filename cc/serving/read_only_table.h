@@ -1,7 +1,10 @@
-// ReadOnlyTable: a Table that refuses every change. A subclass implements the calls that read.
+// ReadOnlyTable: a Table without the calls that change it. A subclass implements the lookups; its
+// inserting lookups insert nothing.
 //
-// The operators that change a table do not accept a read-only one (cc/tf/served_resource.h), so
-// that these calls are not reached; those that cannot return an error do nothing.
+// A call that changes a table or begins a cut returns an error, or does nothing if it cannot return
+// one. Scores, Explain and exports behave as if the table had no rows. Changed says that every
+// vector may have changed. The operators that change or export tables fail before they make such a
+// call: they accept no table of an exported model (Resolve in cc/tf/served_resource.cc).
 #ifndef DYNEMB_SERVING_READ_ONLY_TABLE_H_
 #define DYNEMB_SERVING_READ_ONLY_TABLE_H_
 

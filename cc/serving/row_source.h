@@ -109,9 +109,9 @@ struct RowFlight {
 };
 
 // Calls visit(i, key, place) for each i in [begin, end), in order, where key = key_at(i). The place
-// is that in the first of the sources that has the key, kDeleted included, or kUnknown. Returns
-// false if a source is damaged; later keys are not visited then. If `reads` is false, the caller
-// does not read the vectors, and their blocks are not verified.
+// is the key's place in the first source that has the key, perhaps as kDeleted; otherwise kUnknown.
+// Returns false if a source is damaged; later keys are not visited then. If `reads` is false, the
+// caller does not read the vectors, and their blocks are not verified.
 //
 // kSources is the number of sources if it is known at compile time, otherwise 0.
 template <size_t kSources, class K, class KeyAt, class Visit>

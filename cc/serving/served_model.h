@@ -16,7 +16,7 @@
 // Thread. A model that follows a path, or has replaced a state, has a thread that polls the path
 // and forgets replaced states. A child of a fork does not have the thread, which may hold a mutex
 // or be changing the model at that moment. The child therefore opens models itself, and leaves
-// those of its parent alone, also when it ends.
+// its parent's models alone, also when it ends.
 //
 // Models by descriptor. While a model is used, Open returns it to the operators of its other
 // tables, so that all of them have one state. It also returns it to those who load the model again,
@@ -84,7 +84,7 @@ class ServedModel {
   // such table, or one of other types.
   Status Attach(const ServedOptions& options, size_t* number);
 
-  // Removes a table from the states.
+  // Removes a table from later states; the newest state keeps it.
   void Detach(size_t number);
 
   // The newest state.

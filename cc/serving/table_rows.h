@@ -5,7 +5,7 @@
 // after a delta; both share what did not change.
 //
 // Levels. A level has the rows and the deleted keys of one or more deltas. It is newer than all
-// levels before it. A new level is merged with those before it that are less than kGrowth times as
+// levels before it. A new level is merged with earlier levels that are less than kGrowth times as
 // large, so that a key is looked up in few levels and copied few times, for any number and size of
 // deltas (tf_dynemb/serving/overlay.py does the same).
 #ifndef DYNEMB_SERVING_TABLE_ROWS_H_

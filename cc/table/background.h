@@ -1,5 +1,5 @@
 // Background: the threads of a process that work for its tables while no call waits for them. So
-// their number does not grow with that of the tables.
+// their number does not grow with the number of tables.
 //
 //   class Task : Background::Task { Pause Work() override; };
 //   Background::Wake(&task);      // Work is called soon, and again as it says

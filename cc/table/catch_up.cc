@@ -21,7 +21,7 @@ constexpr size_t kRatesAt = kHyperAt + kHyperSize;
 constexpr size_t kHead = kRatesAt + CatchUpView::kMostRates;
 constexpr size_t kRunNumbers = 3;
 
-// The optimizer of a state, by its name: that of the optimizer, then its flags.
+// The optimizer of a state, by the state's name: the optimizer's name, then its flags.
 bool ParseState(const std::string& state, OptimizerKind* kind, OptimizerFlags* flags) {
   std::istringstream words(state);
   std::string name;
@@ -234,7 +234,7 @@ void CatchUp::ForgetAll() {
 void CatchUp::NoteCut(Tick watermark) {
   if (!enabled_) return;
   const bool known = !ticks_.empty() && num_ticks_ >= bound_;
-  // The oldest tick is that of step step_ + 1 - J: rows updated before it have had J steps since.
+  // The oldest tick belongs to step step_ + 1 - J: rows updated before it have had J steps since.
   const Tick settled = known ? ticks_[(step_ + 1) % ticks_.size()] - 1 : 0;
   if (cuts_.size() == kMostCuts) cuts_.erase(cuts_.begin(), cuts_.begin() + kMostCuts / 2);
   cuts_.push_back({watermark, settled, step_});

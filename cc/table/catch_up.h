@@ -61,8 +61,8 @@ class CatchUp {
 
   // Disabled: no row is ever behind.
   CatchUp() = default;
-  // For the rows of a table with this state; disabled unless it is that of an optimizer with the
-  // flag `catch_up`.
+  // For the rows of a table with this state; disabled unless the state belongs to an optimizer with
+  // the flag `catch_up`.
   CatchUp(const StateSpec& spec, int64_t dim);
 
   bool enabled() const { return enabled_; }
@@ -142,8 +142,8 @@ class CatchUp {
   // The mark of a row that has no recorded step.
   float first_mark() const { return CatchUpView::MarkOf(first_); }
 
-  // For code that gives rows their steps itself; valid until the record changes. The rows are
-  // those of the optimizer kind() with flags().
+  // For code that gives rows their steps itself; valid until the record changes. The optimizer
+  // kind() with flags() steps the rows.
   CatchUpView View() const;
   OptimizerKind kind() const { return kind_; }
   OptimizerFlags flags() const { return flags_; }
@@ -187,8 +187,9 @@ class CatchUp {
   // OptimizerCoefficients::alpha of step s at s % kAlphas, for the last steps.
   std::vector<float> alphas_;
   uint64_t alphas_from_ = 1;  // the first step whose alpha is known
-  // The ticks of the last J steps: that of step s at s % J. Only steps that this table has taken
-  // since the last Restart count (num_ticks_), not loaded ones, which have one tick in common.
+  // The ticks of the last J steps: the tick of step s at s % J. Only steps that this table has
+  // taken since the last Restart count (num_ticks_), not loaded ones, which have one tick in
+  // common.
   std::vector<Tick> ticks_;
   uint64_t num_ticks_ = 0;
   // The last watermarks, oldest first; Settled of each, and the last step before it.

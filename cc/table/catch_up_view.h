@@ -48,7 +48,7 @@ struct CatchUpView {
   double rates[kMostRates];  // by which each state is multiplied in a step
   const StepRun* runs;       // [num_runs]
   size_t num_runs;
-  const float* alphas;   // [kAlphas] that of step s at s % kAlphas; null: the formula has none
+  const float* alphas;   // [kAlphas] alpha of step s at s % kAlphas; null: the formula has none
   uint64_t alphas_from;  // the first step whose alpha is known
 
   DYNEMB_HD static float MarkOf(uint64_t step) { return static_cast<float>(step % kModulus); }

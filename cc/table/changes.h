@@ -211,10 +211,12 @@ class Changes {
     if (tracking_ && recent_.known) recent_.OrGiveUp([&](RowBits* set) { set->Reset(rows, true); });
   }
 
-  // Begins a cut. The caller has set its members except `todo`. Requires tracking(). If it throws
-  // std::bad_alloc, nothing has changed.
+  // Begins a cut of a table that records rows, with the row ids [0, rows), and sets its `todo`. The
+  // caller has set the cut's contents (`saved` to `base`, `deleted`, `admission`), and sets
+  // `most_rows` afterwards. Requires tracking(). If it throws std::bad_alloc, nothing has changed.
   void BeginCut(std::unique_ptr<Cut> cut, uint64_t rows);
-  // The same, for a table that records no rows. The caller has set `todo` as well.
+  // Begins a cut of a table that records only deletions. The caller has set `todo` and `most_rows`,
+  // too.
   void KeepCut(std::unique_ptr<Cut> cut) noexcept { cut_ = std::move(cut); }
   void EndCut() { cut_.reset(); }
   Cut* cut() const { return cut_.get(); }

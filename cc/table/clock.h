@@ -1,11 +1,11 @@
 // Clock: issues the ticks of batches, and records when each was issued.
 //
 // Next() is strictly increasing, from 1. TickBefore(t) is a tick that was certainly issued before
-// the moment t. If the system's clock was set, t may denote several moments: those at which the
-// clock showed t, and the one that is as long ago as t is by what it shows now. It is the first of
-// them. Every later tick was issued then or later, or (because old records are thinned, or there
-// are several such moments) before it. Therefore "rows updated since t" misses no row, provided
-// that each time the clock was set, a batch saw it. Thread-safe.
+// the moment t. If the system's clock was set, t may denote several moments: each moment at which
+// the clock showed t, and the moment that lies as long ago as t does by the clock's present time.
+// TickBefore uses the first of them. Every later tick was issued then or later, or (because old
+// records are thinned, or there are several such moments) before it. Therefore "rows updated since
+// t" misses no row, provided that each time the clock was set, a batch saw it. Thread-safe.
 //
 // The clocks are read when a Clock is created, too, so that a system's clock that is wrong for the
 // first batches only is known to have been right before. If it was ahead even then, all times up to

@@ -111,8 +111,8 @@ class ColdRows {
   // (shared) Returns the rows of n distinct keys that Find would have to read from a device; null
   // if there are none. This, Read and KeepAhead throw std::bad_alloc, and have changed nothing.
   virtual std::unique_ptr<Ahead> PlanAhead(const uint64_t* keys, size_t n) const = 0;
-  // Keeps rows that were read, and those of the call before this one, for Find. Null: none. Needs
-  // no lock.
+  // Keeps rows that were read, and the rows of the previous call, for Find. Null: none. Needs no
+  // lock.
   virtual void KeepAhead(std::unique_ptr<Ahead> ahead) = 0;
   // (exclusive) Removes the rows of n distinct keys at these places.
   virtual void Remove(const uint64_t* keys, const ColdPlace* places, size_t n) noexcept = 0;
@@ -185,11 +185,11 @@ class ColdRows {
   using HotRowsFn = FunctionRef<Status(const AddHotFn& add)>;
   virtual Status Flush(const std::string& folder, const std::string& record,
                        const HotRowsFn& hot) = 0;
-  // Sets *record to that of the flush in a folder. DataLoss if the folder is not a flush.
+  // Sets *record to the record of the flush in a folder. DataLoss if the folder is not a flush.
   virtual Status ReadFlush(const std::string& folder, std::string* record) const = 0;
-  // (exclusive) Adds the rows of a flush, those that were in memory included, without the keys that
-  // it has as forgotten, which are returned. There are no rows yet, and the layout is that of the
-  // flush. The folder is not changed, and may be removed afterwards. If it fails, some rows have
+  // (exclusive) Adds the rows of a flush, including rows that were in memory, without the keys that
+  // it has as forgotten, which are returned. There are no rows yet, and the layout is the flush's
+  // layout. The folder is not changed, and may be removed afterwards. If it fails, some rows have
   // been added.
   virtual Status Restore(const std::string& folder, std::vector<uint64_t>* forgotten) = 0;
   // Makes these the keys that a flush has as forgotten; durable when it succeeds.
@@ -214,8 +214,8 @@ class ColdRows {
   virtual bool compacts_in_background() const = 0;
   // (shared) Sets *next to the next rows to move; null if no space has to be given back.
   virtual Status PlanCompaction(std::unique_ptr<Compaction>* next) const = 0;
-  // (exclusive) Moves those of the rows that are still there, with changed contents unless
-  // `change` is null. Not while rows are added.
+  // (exclusive) Moves the planned rows that are still there, with changed contents unless `change`
+  // is null. Not while rows are added.
   virtual Status Compact(Compaction* planned, const ContentChange* change) = 0;
 
   // --- The table

@@ -454,7 +454,7 @@ Status ColdTable::EraseCold(KeySpan keys, Tick tick, Removal how, size_t* erased
       rewritten = RewriteCondemned();
     } catch (const std::bad_alloc&) {
       rewritten =
-          ResourceExhausted("no memory");  // the rows are gone, and those in memory are next
+          ResourceExhausted("no memory");  // the rows are gone, and the rows in memory are next
     }
     KeepError(rewritten);
   }

@@ -1,11 +1,13 @@
-// ColdTable: a table whose rows may be cold (cold_rows.h), and what it does with cold rows that
-// does not depend on where its other rows are. HostTable has them in host memory, DeviceTable in
-// that of a device.
+// ColdTable: the base of HostTable and DeviceTable. It has the work that does not depend on where
+// the hot rows of a table are: times, cuts, flushes, and everything about cold rows (cold_rows.h)
+// except their moves to memory and back. The hot rows of a HostTable are in host memory. The hot
+// rows of a DeviceTable are in device memory and, in its host tier, in host memory.
 //
 // Contents of cold rows have the layout of a row in host memory, in every table: a flush of a table
-// in a GPU's memory can be restored to one in host memory, and the other way round.
+// in a GPU's memory can be restored to a table in host memory, and the other way round.
 //
-// A table without cold rows pays nothing for this class.
+// Tables whose rows are all hot have this base, too. Their `cold_` is null, and they have no files
+// and no background work.
 #ifndef DYNEMB_TABLE_COLD_TABLE_H_
 #define DYNEMB_TABLE_COLD_TABLE_H_
 
@@ -78,8 +80,8 @@ class ColdTable : public Table {
                             const RowColumns<Stamp>& to) const = 0;
   // Calls `add` for each row of memory (ColdRows::Flush), as a row of content_layout().
   virtual Status AddHotRows(Exec& exec, const ColdRows::AddHotFn& add) = 0;
-  // (shared) Appends the bit patterns of those of `keys` that have no row in memory, not even one
-  // that has expired. They may repeat.
+  // (shared) Appends the bit patterns of the `keys` that have no row in memory, not even an expired
+  // one. They may repeat.
   virtual Status ListMissing(Exec& exec, KeySpan keys, std::vector<uint64_t>* missing) const = 0;
   // The counters of admission, and the number of their first line; none if keys are not counted.
   virtual Status CopyAdmission(Exec& exec, std::vector<uint64_t>* words, int64_t* first_line) = 0;
@@ -141,7 +143,7 @@ class ColdTable : public Table {
   // Whether there are cold rows now.
   bool any_cold() const { return cold_ != nullptr && cold_->size() != 0; }
   uint64_t num_cold() const { return cold_ != nullptr ? cold_->size() : 0; }
-  // Adds what is known of them to that of the other rows.
+  // Adds the statistics of the cold rows to *stats, which has the statistics of the hot rows.
   void AddColdStats(TableStats* stats) const;
   // Whether the table has lost cold rows.
   bool HasLostCold() const { return lost_.evicted != 0 || lost_.erased != 0 || lost_.expired != 0; }
@@ -149,8 +151,8 @@ class ColdTable : public Table {
   // returns it once.
   void KeepError(const Status& status) const;
   Status KeptError() const;
-  // Calls fn(i, row) for those of `keys`, in host memory, that have a cold row that has not
-  // expired. Keeps the error.
+  // Calls fn(i, row) for each keys[i] that has a cold row which has not expired. `keys` are in host
+  // memory. Keeps the error.
   void ForCold(KeySpan keys, ColdRows::RowFn fn) const;
   void ExplainCold(KeySpan keys, KeyState* states) const;
   ExportPlan ScanCold(uint64_t cursor, uint64_t limit, uint64_t most,
@@ -206,8 +208,7 @@ class ColdTable : public Table {
 
   void BeginColdCut(const Cut& cut);
   void ReadColdCut(const std::vector<RowId>& plan, const CutColumns& to);
-  // Appends to *gone those of `keys`, bit patterns, that have no row, not even one that has
-  // expired.
+  // Appends to *gone the `keys`, bit patterns, that have no row, not even an expired one.
   Status ListGone(Exec& exec, const std::vector<uint64_t>& keys, std::vector<uint64_t>* gone) const;
   // Forgets the oldest losses once there are too many for a table of `rows` rows.
   void TrimLosses(uint64_t rows);

@@ -58,7 +58,7 @@ class PoolExec final : public Exec {
   size_t helpers_;
 };
 
-// Owns `threads - 1` threads. For tests and benchmarks without TensorFlow.
+// Owns `threads - 1` threads. For programs without TensorFlow.
 class ThreadsExec final : public Exec {
  public:
   explicit ThreadsExec(size_t threads);

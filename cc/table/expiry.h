@@ -5,7 +5,7 @@
 // used at which time. The time is one of three (TtlClock): the number of steps, the time that
 // passes (SystemTime), or a time that the user takes from the data. A row expires when its age, now
 // minus the time of its last update (or last access), reaches the time to live. Because ticks and
-// times both increase, the expired rows are those with ticks up to some tick, the *horizon*:
+// times both increase, the expired rows have ticks up to some tick, the *horizon*:
 //
 //   ticks     1 ... 40      41 ... 73     74 ... 90     91 ...
 //             horizon ─┐
@@ -88,7 +88,7 @@ class Expiry {
   }
 
   // The marks as numbers, for files: the horizon, then `until` and `time` of each mark. The last
-  // mark is that of `tick`, now. Empty if rows have no time to live, or no time is known.
+  // mark is the mark of `tick`, now. Empty if rows have no time to live, or no time is known.
   std::vector<int64_t> Save(Tick tick);
   // Replaces all marks by those that Save returned. False, without a change, if the numbers are not
   // marks in ascending order.

@@ -54,8 +54,8 @@ struct HalfFormat<DType::kBfloat16> {
   }
 
   // The float32 patterns between two neighboring results are equidistant in every binade,
-  // including that of denormals. Adding 16 random bits and truncating therefore rounds up with
-  // exactly the right probability.
+  // including the binade of denormals. Adding 16 random bits and truncating therefore rounds up
+  // with exactly the right probability.
   DYNEMB_HD static DYNEMB_INLINE uint16_t Stochastic(float f, uint32_t bits) {
     const uint32_t u = FloatBits(f);
     const uint32_t magnitude = u & 0x7FFFFFFFu;

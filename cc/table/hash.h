@@ -24,7 +24,7 @@
 // of one partition of a batch in the hash that divides it.
 //
 // Why Remix. Keys can still collide, by chance or by design. All functions are bijections of 64
-// bits, so keys that collide in some bits of one mix differ in those of the next. A data structure
+// bits, so keys that collide in some bits of one mix differ in bits of the next. A data structure
 // that finds too many collisions continues with the next mix.
 #ifndef DYNEMB_TABLE_HASH_H_
 #define DYNEMB_TABLE_HASH_H_

@@ -1,4 +1,7 @@
-// HashTable's part of cold rows (cold_rows.h): moving them to memory, and erasing them.
+// HashTable's part of cold rows (cold_rows.h). Warm, BringIn and HoldRows move the cold rows of
+// keys to memory, ListMissing lists the keys that may have one, and MoveAllOut moves all rows from
+// memory to ColdRows. Eviction (hash_table_insert.cc) moves single rows there. ColdTable erases
+// cold rows.
 #include <algorithm>
 #include <cstring>
 #include <memory>

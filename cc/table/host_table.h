@@ -1,6 +1,7 @@
-// HostTable: the data of a table in host memory, and the operations of Table that do not depend on
-// the key width: times, state, exports, cuts. HashTable adds those that look up keys, and ColdTable
-// has those on cold rows.
+// HostTable: the data of a table in host memory, and the calls that are the same for both key
+// widths: state, times, catch-up, scans, and the hot rows of cuts. Its subclass HashTable has the
+// calls that look up keys; HostTable reaches them through virtual functions (FindQuietly). Its base
+// ColdTable has cuts, flushes, and the calls on cold rows.
 #ifndef DYNEMB_TABLE_HOST_TABLE_H_
 #define DYNEMB_TABLE_HOST_TABLE_H_
 
@@ -59,7 +60,7 @@ class HostTable : public ColdTable {
   void MarkNewRows(Exec&, float mark) final { initial_state_.back() = mark; }
   // Brings a live row up to date. `unpacked` is a buffer for a vector, if the dtype has 16 bits.
   void BringRow(RowId row, float* unpacked);
-  // (exclusive) BeginBatch, for a batch that may insert: it is a step (expiry.h).
+  // (exclusive) BeginBatch, for a batch that may insert: it counts as a step of TtlClock::kSteps.
   Stamp BeginInsert(Exec& exec, Tick tick, size_t n);
   // rows[i] = the row of keys[i], or kNoRow if it has none, or one that has expired. Not an access.
   virtual void FindQuietly(Exec& exec, KeySpan keys, const Expired& expired, RowId* rows) const = 0;
@@ -119,7 +120,7 @@ class HostTable : public ColdTable {
   // The maximal number of rows in memory.
   uint64_t capacity() const { return rows_.max_rows(); }
 
-  // --- Cold rows (cold_table.h)
+  // --- For Table and ColdTable, which call these functions
 
   void TakeSeed(uint64_t seed) final {
     Table::TakeSeed(seed);
@@ -140,7 +141,10 @@ class HostTable : public ColdTable {
                     const RowColumns<Stamp>& to) const final;
   Status AddHotRows(Exec& exec, const ColdRows::AddHotFn& add) final;
   Status CopyAdmission(Exec& exec, std::vector<uint64_t>* words, int64_t* first_line) final;
-  // Between Reserve and Settle.
+
+  // --- Cold rows (cold_table.h)
+
+  // Call between ColdRows::Reserve and ColdRows::Settle.
   void AddCold(uint64_t key, RowId row, Score score) {
     const Stamp updated = *layout().update(rows_.At(row));
     cold_->Add(key, rows_.At(row), Clamped({updated, score}), TickOf(updated));

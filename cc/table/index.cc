@@ -260,8 +260,8 @@ Status Index::SplitAll(Exec& exec, const std::vector<uint32_t>& overfull,
 void Index::Redistribute(uint32_t from, uint32_t to, const RowHashes& row_hashes) {
   RowId rows[kSlotsPerSegment];
   Score scores[kSlotsPerSegment];
-  // The keys are scattered in memory, so those of the next chunks are prefetched while one chunk is
-  // placed.
+  // The keys are scattered in memory, so the keys of the next chunks are prefetched while one chunk
+  // is placed.
   constexpr size_t kChunk = 16;
   constexpr size_t kChunksAhead = 2;
   uint64_t hashes[kChunk];

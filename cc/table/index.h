@@ -15,7 +15,7 @@
 //   level 1            │ 5 │ 5 │ 2 │ 6 │
 //
 // The hash is a 64-bit bijection, so of the keys that agree in the bits of one level, only a few
-// also agree in those of the next. Every key therefore finds a place, whatever its hash, and one
+// also agree in the bits of the next. Every key therefore finds a place, whatever its hash, and one
 // level of inner directories is usually enough. kMostLevels is never reached.
 //
 // Not thread-safe: the table's lock protects it. Workers of one batch may change different segments
@@ -100,7 +100,7 @@ class Index {
 
  private:
   struct Segment {
-    uint32_t prefix = 0;     // the top `depth` bits are those of its keys; the others are 0
+    uint32_t prefix = 0;     // the top `depth` bits of its keys; the others are 0
     uint32_t directory = 0;  // its directory: 0, or 1 + the number of an inner one
     uint16_t count = 0;      // keys that it holds
     uint16_t pending = 0;    // keys of the running Grow; saturates
@@ -112,9 +112,9 @@ class Index {
   };
   static constexpr uint32_t kMostLevels = 16;
 
-  // Splits segments until each has at most `limit` keys, counting those that it holds and those of
-  // the n that belong to it, minus those that leave it (null: none). The n keys stay pending in
-  // their segments; the caller resets `pending`.
+  // Splits segments until each has at most `limit` keys: the keys that it holds, minus the keys
+  // that leave it (null: none), plus the new keys that belong to it. The n new keys of all segments
+  // stay pending in their segments; the caller resets `pending`.
   Status SplitUntil(Exec& exec, const uint64_t* hashes, size_t n, const RowHashes& row_hashes,
                     uint32_t limit, const Leaving* leaving, uint32_t* segment_of);
   void PresizeRange(uint32_t prefix, uint8_t depth, std::vector<Segment>* out) const;

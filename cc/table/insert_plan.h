@@ -74,8 +74,8 @@ class InsertPlan {
   // Data of key j < size():
   Buffer<uint32_t> positions;   // its first position in the batch
   Buffer<uint64_t> hashes;      // its hash
-  Buffer<uint32_t> segment_of;  // its segment, before the index grows
-  Buffer<RowId> rows;           // for the caller: the row ids that it allocates
+  Buffer<uint32_t> segment_of;  // its segment; Index::Grow and MakeSlots update it
+  Buffer<RowId> rows;           // the row ids that the caller allocates, or BuildHeld copies
 
  private:
   struct Worker {

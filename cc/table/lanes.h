@@ -24,7 +24,7 @@
 // checks rank() == 0, or strides by width().
 //
 // This header has OneLane, for a host thread that owns the buckets that it changes.
-// lanes_lockstep.h emulates a warp with host threads; lanes_cuda.cuh is the CUDA tile.
+// lanes_cuda.cuh is the CUDA tile; tests emulate a warp with host threads (tests/simulated).
 #ifndef DYNEMB_TABLE_LANES_H_
 #define DYNEMB_TABLE_LANES_H_
 

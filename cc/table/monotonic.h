@@ -5,7 +5,7 @@
 // older ones, for which wheels are built, wait_for and wait_until use the system's time. This class
 // asks for the clock when the variable is created (pthread_condattr_setclock), which any glibc can.
 //
-// The calls are those of std::condition_variable that take a condition.
+// It has the calls of std::condition_variable that take a condition.
 #ifndef DYNEMB_TABLE_MONOTONIC_H_
 #define DYNEMB_TABLE_MONOTONIC_H_
 
@@ -64,7 +64,7 @@ class MonotonicCondition {
       ++until.tv_sec;
     }
     while (!done()) {
-      // 0, or ETIMEDOUT; other errors are those of a wrong call, and must not become a busy loop.
+      // 0, or ETIMEDOUT; any other error means a wrong call, and must not become a busy loop.
       if (pthread_cond_timedwait(&condition_, lock.mutex()->native_handle(), &until) != 0) {
         return done();
       }

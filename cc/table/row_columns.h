@@ -10,9 +10,9 @@
 
 namespace dynemb {
 
-// Element i of each column is of row i. A null column is skipped. `Time` is that of the call:
-// int64_t for ticks, and for scores as Table::Scores returns them; CutTime for those of a cut;
-// Stamp for those that a table stores.
+// Element i of each column is of row i. A null column is skipped. `Time` is the type of times and
+// scores: int64_t for ticks, and for scores as Table::Scores returns them; CutTime in a cut; Stamp
+// as a table stores them.
 template <class Time>
 struct RowColumns {
   void* keys = nullptr;     // [n], of the layout's key size

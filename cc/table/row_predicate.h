@@ -19,7 +19,7 @@ struct RowPredicate {
   int64_t score_from = std::numeric_limits<int64_t>::min();
   int64_t score_to = std::numeric_limits<int64_t>::max();
   // Its key, as a number of the table's key type, is in [key_from, key_to]. Bit patterns of 64
-  // bits; those of 32-bit keys are sign-extended.
+  // bits; 32-bit keys are sign-extended.
   uint64_t key_from = 0, key_to = 0;
   bool has_keys = false;  // false: any key
   // The Euclidean norm of its vector is in [norm_from, norm_below). If norm_below is infinity, an

@@ -80,7 +80,7 @@ class Scoring {
   }
   Touch Write(Stamp now) const { return Lookup(now, false); }
   // The score of a new row. If a lookup creates it, this is the score of the first time that the
-  // key occurs; the other times are counted like those of any row.
+  // key occurs; its other occurrences count as for any row.
   Score New(Stamp now) const {
     if (by_time()) return now;
     return strategy_ == EvictStrategy::kScore ? 0 : EpochBits() | 1;

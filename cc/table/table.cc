@@ -1,8 +1,9 @@
 // The calls that are the same for every kind of table: checks of options, state and scores,
 // eviction down to a number of rows (EvictTo), and removal of expired rows (Expire, Reclaim). They
-// reach rows only through virtual calls, such as ScanRows, Export and RemoveKeys. TableLock is
-// here, too: it locks several tables in the order of their addresses. table_catch_up.cc has the
-// calls of a step.
+// list rows with ScanRows, copy them with Export, and remove them with RemoveKeys. Each kind of
+// table implements ScanRows, CopyRows (for Export) and Erase (for RemoveKeys). Table::Create, which
+// creates host tables, and TableLock are here, too. table_catch_up.cc has the calls of a step, and
+// Export.
 #include "cc/table/table.h"
 
 #include <algorithm>

@@ -13,9 +13,11 @@
 // not run concurrently with any other. The caller holds mutex() accordingly; for several tables it
 // uses TableLock.
 //
-// Failure. A call that returns an error, or throws std::bad_alloc, has changed nothing except
-// scores of rows that it found, the epoch (score.h) and admission counters, unless it says
-// otherwise. On a device, calls that return no Status can fail, too; Error reports that.
+// Failure. A call that returns an error, or throws std::bad_alloc, has changed nothing that a
+// caller can observe, except scores of rows that it found, the epoch (score.h), admission counters
+// and statistics, unless it says otherwise. It may have removed expired rows, brought rows up to
+// date (catch_up.h), and moved rows between memory and files (cold_rows.h). Calls that return no
+// Status can fail, too, on a device or in a table with cold rows; Error returns their errors.
 #ifndef DYNEMB_TABLE_TABLE_H_
 #define DYNEMB_TABLE_TABLE_H_
 
@@ -75,10 +77,12 @@ class Table : public TableBatches, public TableCut {
   // Whether no call changes the table. TableLock then does not lock it.
   virtual bool read_only() const { return false; }
 
-  // (shared) Returns the error of an earlier call of this thread that could not return one: the
-  // last such error, once. If an error has left the table inconsistent, returns that error, in
-  // every call; the table then refuses every change. Callers check Error before they use the
-  // results of calls that return no Status. A table in host memory has no such errors.
+  // (shared) Returns the last error of a call that could not return one, and forgets it. An error
+  // of cold rows is returned only to the thread whose call failed. If an error has left the table
+  // inconsistent, every call of Error returns that error, and the table refuses every change.
+  // Callers check Error before they use the results of calls that return no Status. A table in host
+  // memory without cold rows has no such errors; a table of an exported model has one if its files
+  // are damaged.
   virtual Status Error() const { return Status(); }
 
   // --- Optimizer state
@@ -161,9 +165,9 @@ class Table : public TableBatches, public TableCut {
   // (shared, under the lock of SelectRows) Copies the rows, with ticks of last update, and scores
   // as Scores returns them, to columns in host memory. The copies are up to date.
   void Export(Exec& exec, const ExportPlan& plan, TickColumns to) const;
-  // (exclusive) Evicts rows until at most `rows` are left, those with the lowest scores; sets
-  // *evicted to their number. A table that holds fewer rows does not change. If memory runs out,
-  // some of the rows have been evicted.
+  // (exclusive) Evicts the rows with the lowest scores until at most `rows` rows are left; sets
+  // *evicted to the number of evicted rows. A table that holds fewer rows does not change. If
+  // memory runs out, some of the rows have been evicted.
   Status EvictTo(Exec& exec, uint64_t rows, Tick tick, uint64_t* evicted);
   // (exclusive on both tables) Swaps the rows, their state and the seed with another table of the
   // same key type, dtype, dim, max_capacity and limits of memory. This table then counts as
@@ -179,8 +183,8 @@ class Table : public TableBatches, public TableCut {
 
   // Whether rows may be cold (cold_rows.h).
   virtual bool has_cold_rows() const { return false; }
-  // Whether calls that read vectors change rows, and need exclusive access: they bring rows up to
-  // date (catch_up.h), or move them to memory.
+  // Whether lookups change rows, and need exclusive access: they bring rows up to date
+  // (catch_up.h), or move cold rows to memory.
   bool reading_changes_rows() const { return catch_up_.active() || has_cold_rows(); }
   // (exclusive) Moves the cold rows of keys to memory. Calls that need rows in memory do this
   // themselves, except calls with row ids, and code that runs its own passes (cc/lookup). If it
@@ -190,15 +194,15 @@ class Table : public TableBatches, public TableCut {
     (void)keys;
   }
   // Reads the cold rows of keys from the device, for a later call that needs them, which then finds
-  // them in memory. Keeps those of the last two calls. No row moves or counts as used, and results
-  // are the same without it. Takes the lock itself, but does not hold it while it reads. If a read
-  // fails, or memory runs out, the later call reads, and returns the error.
+  // them in memory. Keeps the rows of the last two calls. No row moves or counts as used, and
+  // results are the same without it. Takes the lock itself, but does not hold it while it reads. If
+  // a read fails, or memory runs out, the later call reads, and returns the error.
   virtual void ReadAhead(Exec& exec, KeySpan keys) {
     (void)exec;
     (void)keys;
   }
-  // (exclusive) Moves those of keys[i] to memory again whose row rows[i] has become cold since it
-  // was found, and sets rows[i]. `num` arrays of rows, all of which are then in memory.
+  // (exclusive) Moves each row rows[i] that has become cold since it was found to memory again, and
+  // sets rows[i]. `num` arrays of rows, all of which are then in memory.
   struct HeldRows {
     KeySpan keys;
     RowId* rows;
@@ -381,7 +385,8 @@ class TableLock {
   enum class Mode {
     kShared,
     kExclusive,
-    kRead,  // kShared, unless rows of a table may be behind (Table::catch_up); then kExclusive
+    // kExclusive if Table::reading_changes_rows() is true for any of the tables, otherwise kShared.
+    kRead,
   };
   TableLock(std::vector<Table*> tables, Mode mode);
   ~TableLock();

@@ -72,9 +72,9 @@ Status Table::LoadSteps(Exec& exec, const std::vector<double>& saved, Tick tick)
     DYNEMB_RETURN_IF_ERROR(BringAll(exec));
     catch_up_.ForgetAll();
   }
-  // The loaded record can extend the table's if the table has taken no step since its last
-  // load. Otherwise its rows first get all steps of its record, and then lack those of the loaded
-  // one.
+  // The loaded record can extend the table's record if the table has taken no step since its last
+  // load. Otherwise the rows first get all steps of the table's record, and then lack the steps of
+  // the loaded record.
   if (catch_up_.step() == had && catch_up_.IsExtendedBy(loaded)) {
     CatchUp extended = catch_up_;
     extended.Extend(loaded);

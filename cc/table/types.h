@@ -23,7 +23,7 @@ constexpr RowId kNoRow = 0xFFFFFFFFu;
 constexpr RowId kUnadmittedRow = kNoRow - 1;
 constexpr RowId kSkippedRow = kNoRow - 2;  // and its ids are absent from their bags
 constexpr bool IsRefused(RowId row) { return row - kSkippedRow < 2; }
-// Whether an id is that of a row.
+// Whether a row id is the id of a row.
 constexpr bool IsRow(RowId row) { return row < kSkippedRow; }
 constexpr uint64_t kMostRows = kSkippedRow;  // the maximal number of rows in a table
 

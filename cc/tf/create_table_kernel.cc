@@ -136,7 +136,7 @@ absl::Status ReadOptions(tf::OpKernelConstruction* ctx, TableOptions* o) {
   return status;
 }
 
-// Fails unless the options of an operator equal those of the existing table that it names.
+// Fails unless an operator has the same options as the existing table that it names.
 // init_capacity may differ, because it is only a hint for the table's creation.
 absl::Status CheckSame(const TableOptions& have, const TableOptions& want) {
   absl::Status status;  // of the first difference

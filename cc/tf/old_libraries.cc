@@ -1,6 +1,6 @@
 // Symbols that GCC's headers use and that the C and C++ libraries of older systems do not have.
 // With these definitions, which no other library sees, the operator library also loads where glibc
-// is 2.28 and libstdc++ is that of GCC 8 (`make wheels`).
+// is 2.28 and libstdc++ belongs to GCC 8 (`make wheels`).
 
 #include <new>
 

@@ -33,9 +33,7 @@ PoolExec MakeHostExec(tf::OpKernelContext* ctx);
 
 // Creates a table in the tier that `options` names, and returns the calls over tables in its place.
 //
-// - On a CPU, Tier::kHost is always available. The other tiers are FailedPrecondition, unless
-//   TF_DYNEMB_SIMULATED_DEVICE=1 is in the environment. Their tables are then on a device that the
-//   host simulates, for tests.
+// - On a CPU, Tier::kHost is available; the other tiers are FailedPrecondition.
 // - On a GPU, Tier::kHost is an InvalidArgument, and the other tiers are available.
 absl::Status MakeTable(tf::OpKernelContext* ctx, const TableOptions& options,
                        std::unique_ptr<Table>* table, Lookups** lookups);

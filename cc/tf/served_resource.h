@@ -1,13 +1,16 @@
 // ServedResource: a table of an exported model as a TensorFlow resource. Operators that look up
-// keys accept its handle like that of a trained table; GetTable resolves it.
+// keys accept its handle like a trained table's handle; GetTable resolves it.
 //
 //   DynembServedTable creates it, without rows
 //   DynembOpenServedTable opens the model's snapshots, and attaches the table
 //   GetTable(ctx, handle) → Resolve → the ServedTable of the state that this step uses
 //
+// Python's class for it is ServedTable (tf_dynemb/variables/served.py). Here a ServedTable is the
+// table of one state.
+//
 // A step (a Session::Run, or a call of a function from Python) uses one state of each model, even
-// if a delta is applied while it runs: the first lookup of a step records the state in the step's
-// container.
+// if a delta is applied while it runs: ServedModel::StateOf remembers the state that the first
+// lookup of a step has used.
 #ifndef DYNEMB_TF_SERVED_RESOURCE_H_
 #define DYNEMB_TF_SERVED_RESOURCE_H_
 

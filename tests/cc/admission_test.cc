@@ -124,7 +124,7 @@ TEST(AdmissionCounters, HasADocumentedFormat) {
   const uint64_t first = uint64_t{0x1234} << 8 | 255, second = uint64_t{0x2AAA} << 8 | 3;
   EXPECT_EQ(counters.data()[0], first | second << 22);
   for (int word = 1; word < 8; ++word) EXPECT_EQ(counters.data()[word], 0u);
-  // The fourth entry crosses a word: bits 44 to 65 are those of the third one.
+  // The fourth entry crosses a word: the third entry has bits 44 to 65.
   counters.Count({0, 1}, 1);
   EXPECT_EQ(counters.data()[0], (uint64_t{1} << 8 | 1) | first << 22 | second << 44);
   EXPECT_EQ(counters.data()[1], second >> 20);
@@ -217,7 +217,7 @@ TEST(AdmissionCounters, MergesLinesInTurn) {
   EXPECT_EQ(a.CountOf({0, 7}), 0u);
   // Both have fingerprint 3, which a has counted last.
   for (uint32_t f = 0; f < 4; ++f) EXPECT_EQ(a.CountOf({1, f}), f + 1);
-  // Of the others of b, the 19 that were counted last.
+  // The line keeps the 19 other entries that b has counted last.
   for (uint32_t f = 1; f < 23; ++f) EXPECT_EQ(a.CountOf({1, 3 + f}), f < 4 ? 0 : 100 + f);
   // The entries alternate, so the entries of b that came first are pushed out first.
   for (uint32_t n = 0; n < 15; ++n) a.Count({1, 1000 + n}, 1);
@@ -260,7 +260,7 @@ TEST(Admission, AdmitsAKeyThatReachesTheCount) {
             (std::vector<bool>{true, false, true}));
 }
 
-// The threads of an executor own lines, so all results are those of one thread.
+// The threads of an executor own lines, so the results are the same as with one thread.
 template <class Make>
 void SameForAllThreads(const Make& make) {
   std::mt19937_64 random(11);

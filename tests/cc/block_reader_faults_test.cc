@@ -31,8 +31,8 @@ using Kind = BlockReader::Options::Kind;
 constexpr long kSetup = 425, kEnter = 426;  // the system calls of io_uring
 constexpr int kForever = INT_MAX;
 
-// The plan for completions of io_uring: those from the first-th on, `times` of them, have another
-// result: -errno, or the most bytes that it may return.
+// The plan for completions of io_uring. `num_faults` of them, from number `first_fault` on, have
+// another result: -errno, or the most bytes that it may return.
 std::atomic<int> completions{0};
 int first_fault = 0, num_faults = 0, fault = 0;
 

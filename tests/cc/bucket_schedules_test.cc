@@ -1,5 +1,5 @@
 // The bucket algorithm (cc/table/bucket_ops.h) under every schedule of two or three teams with a
-// few deviations: no slot is lost, no row is taken twice, and the overflow counts are those of the
+// few deviations: no slot is lost, no row is taken twice, and the overflow counts agree with the
 // keys.
 #include <gtest/gtest.h>
 

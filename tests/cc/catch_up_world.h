@@ -156,7 +156,7 @@ class CatchUpWorld {
     ExpectVectors(keys, t.LookupOrInsert(keys));
   }
 
-  static constexpr uint64_t kBallast = 1000000;  // keys from here on are those of Cool
+  static constexpr uint64_t kBallast = 1000000;  // Cool uses the keys from here on
 
   Subject t;
   StateSpec spec{};

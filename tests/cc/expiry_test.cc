@@ -29,7 +29,7 @@ uint64_t NoRows() { return 0; }
 struct Times {
   std::map<Tick, int64_t> of;
 
-  // The last tick of which all rows, and those of all ticks before, are at least this old.
+  // The last tick whose rows, and the rows of all ticks before it, are at least this old.
   Tick Horizon(int64_t now, int64_t age) const {
     Tick horizon = 0;
     for (const auto& [tick, time] : of) {

@@ -197,8 +197,8 @@ TEST_F(FileFlushTest, ACondemnedFileIsInNoFlush) {
   ExpectRestores(&world, folder, world.model);
 }
 
-// What has been forgotten before stays so, and what is to be forgotten is not, if it cannot be
-// noted.
+// If a key to forget cannot be noted, it is not forgotten. Keys that were forgotten before stay
+// forgotten.
 TEST_F(FileFlushTest, ForgottenKeysThatCannotBeNoted) {
   ColdWorld world(16, 4);
   ExpectOk(world.Add(world.NewRows(500, 1000)));

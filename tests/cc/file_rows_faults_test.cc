@@ -149,7 +149,7 @@ TEST_F(FileRowsFaultsTest, ErrorsThatPassAreNoDamage) {
   world.ExpectEqual();
 }
 
-// What cannot be removed is counted.
+// Files that cannot be removed are counted.
 TEST_F(FileRowsFaultsTest, FilesThatCannotBeRemoved) {
   static int warned;
   warned = 0;

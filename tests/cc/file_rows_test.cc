@@ -203,7 +203,7 @@ TEST_P(FileRowsTest, CallersMayThrow) {
   }
 }
 
-// Rows that were read ahead need no file; those of the last two calls are kept.
+// Rows that were read ahead need no file; the rows of the last two calls are kept.
 TEST_P(FileRowsTest, ReadAhead) {
   ColdWorld world(GetParam(), 4, 8);
   const size_t rows = GetParam() > 100 ? 300 : 2000;

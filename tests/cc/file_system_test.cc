@@ -121,7 +121,8 @@ TEST(FileSystem, MakesParents) {
   EXPECT_EQ(posix.MakeDirectory(folder / "link"), 0);
 }
 
-// Of a pipe in place of a slow file: a signal ends the call, which is made again.
+// A signal interrupts an open, which is repeated. A pipe without a writer takes the place of a slow
+// file.
 TEST(FileSystem, ContinuesAfterASignal) {
   const Folder folder;
   ASSERT_EQ(mkfifo((folder / "pipe").c_str(), 0600), 0);
@@ -210,7 +211,7 @@ TEST_F(TransferTest, ContinuesPartialTransfers) {
 TEST_F(TransferTest, NoSpaceAtEachWrite) {
   static constexpr size_t kPart = 1000;
   for (int64_t n = 1; n <= 10; ++n) {
-    // The n-th Pwrite fails, and those before transfer only a part.
+    // The n-th Pwrite fails, and earlier calls transfer only a part.
     struct ShortWrites : FaultyFileSystem {
       int64_t Pwrite(int fd, const void* from, size_t n, int64_t offset) override {
         return FaultyFileSystem::Pwrite(fd, from, std::min(n, kPart), offset);

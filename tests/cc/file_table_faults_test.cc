@@ -1,6 +1,6 @@
 // Calls of a file table, in host memory or on a device, of which one allocation, or one call of the
-// file system, fails: the contents of the table are those of before the call. A table on a device
-// may also report that it is inconsistent.
+// file system, fails: the contents of the table are the same as before the call. A table on a
+// device may also report that it is inconsistent.
 #include <gtest/gtest.h>
 
 #include <cerrno>

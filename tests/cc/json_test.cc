@@ -55,7 +55,7 @@ TEST(Json, CanonicalForm) {
       // Numbers and strings keep their text.
       {"[-0, 0, 1.50, 1e5, 1E+05, -2.5e-300]", "[-0,0,1.50,1e5,1E+05,-2.5e-300]"},
       {R"(["\u0041\/", "A/"])", R"(["\u0041\/","A/"])"},
-      // The order is that of code points: U+FFFF comes before U+10000.
+      // Names are in the order of code points: U+FFFF comes before U+10000.
       {"{\"\xF0\x90\x80\x80\":1,\"\xEF\xBF\xBF\":2,\"\":3}",
        "{\"\":3,\"\xEF\xBF\xBF\":2,\"\xF0\x90\x80\x80\":1}"},
       // Names are sorted by what they mean, not by how they are written.

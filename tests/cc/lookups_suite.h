@@ -1,5 +1,5 @@
-// The contract suite of Lookups on a device: the results have the same bits as those of the host's
-// functions on host tables. Typed by a Place:
+// The contract suite of Lookups on a device: the results have the same bits as the results of the
+// host's functions on host tables. Typed by a Place:
 //
 //   static std::string Missing()      the reason why there are no tables; empty if there are
 //   static Status Make(options, std::unique_ptr<Table>*)

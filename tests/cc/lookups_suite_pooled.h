@@ -65,8 +65,8 @@ TYPED_TEST_P(ApplyPooledTest, StepsLikeTheHost) {
       }
       Hyper hyper;
       hyper.weight_decay = tick % 2 == 0 ? 0.1f : 0.0f;
-      // Multiples of 2^-6, whose sums are exact: those of keys with many ids are added in another
-      // order than on the host.
+      // Multiples of 2^-6, whose sums are exact: for keys with many ids, the device adds in another
+      // order than the host.
       std::vector<Floats> upstream = Upstreams(random, asks, options);
       for (size_t a = 0; a < asks.size(); ++a) {
         if (asks[a].combiner != Combiner::kSum) continue;

@@ -46,7 +46,7 @@ struct Outcome {
   std::vector<std::vector<uint32_t>> weight_gradients;
 };
 
-// All NaNs have the same bits here: those of a GPU's differ from the host's.
+// All NaNs have the same bits here: the bits of a NaN differ between a GPU and the host.
 inline std::vector<uint32_t> Bits(const Floats& floats) {
   std::vector<uint32_t> bits(floats.size());
   for (size_t i = 0; i < bits.size(); ++i) {
@@ -373,8 +373,8 @@ inline void ExpectSame(const Outcome& got, const Outcome& want) {
   }
 }
 
-// Compares table t of a world on a device with that of one on the host: the rows of keys [0, keys),
-// and statistics that the device does not define otherwise.
+// Compares table t of a world on a device with table t of a world on the host: the rows of keys
+// [0, keys), and statistics that the device does not define otherwise.
 template <class Device, class Host>
 void ExpectSameTable(const World<Device>& device, const World<Host>& host, size_t t, size_t keys) {
   const Keys all = Progression(0, keys);

@@ -169,7 +169,7 @@ TEST_F(ManifestTest, SizesOfIndexes) {
   }
 }
 
-// What a level of a manifest needs, and values that are wrong there.
+// The members that a level of a manifest needs, and values that are wrong there.
 using Wrong = std::vector<std::pair<std::string, std::vector<std::string>>>;
 
 void ForEachWrong(const std::string& kind, Members Parts::*level, const Wrong& wrong,
@@ -235,7 +235,7 @@ TEST_F(ManifestTest, MissingAndWrongMembers) {
     ForEachWrong(kind, &Parts::table, table, damaged);
     ForEachWrong(kind, &Parts::shard, shard, damaged);
     for (Members Parts::*level : {&Parts::keys, &Parts::vectors, &Parts::third}) {
-      // Of these sizes, only 128 and 151 to 153 could be right for one of the columns.
+      // Only the sizes 128 and 151 to 153 could be right for one of the columns.
       ForEachWrong(kind, level, column, damaged);
     }
   }

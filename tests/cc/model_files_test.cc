@@ -116,7 +116,7 @@ TEST_F(ModelFilesTest, DamagedChecksums) {
   EXPECT_EQ(Verify().code(), Code::kInvalidArgument);
   Write(checksums_, text);
   EXPECT_TRUE(Verify().ok());
-  // Of a file that has been found to be sound; the list has the same size.
+  // A wrong checksum of a file that was verified before; the list has the same size.
   std::string other = Files();
   other.replace(other.find("\"crc32c\":\"") + 10, 8, "01234567");
   Write(checksums_, Text(other));

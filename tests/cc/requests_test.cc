@@ -196,7 +196,7 @@ TEST(RequestsTest, MessagesOfOtherLengthsAreRefused) {
   EXPECT_FALSE(Read(more_ranks, &requests).ok());
 }
 
-// Ranks that make different calls get an error, instead of reading ids as those of another table.
+// Ranks that make different calls get an error, instead of reading ids as ids of another table.
 TEST(RequestsTest, MessagesOfOtherTablesAreRefused) {
   std::mt19937_64 random(5);
   const Received intact = MakeReceived(&random);

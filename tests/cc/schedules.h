@@ -11,8 +11,8 @@
 //
 // The search is stateless: each run starts from the beginning, and repeats the choices of the run
 // before it up to the last one that has an alternative (Godefroid, "Model Checking for Programming
-// Languages using VeriSoft", POPL 1997; the bound is that of Musuvathi and Qadeer, "Iterative
-// Context Bounding for Systematic Testing of Multithreaded Programs", PLDI 2007).
+// Languages using VeriSoft", POPL 1997; the bound is from Musuvathi and Qadeer, "Iterative Context
+// Bounding for Systematic Testing of Multithreaded Programs", PLDI 2007).
 //
 // Threads are contexts on separate stacks (ucontext.h), which the sanitizers do not follow.
 #ifndef DYNEMB_TESTS_CC_SCHEDULES_H_
@@ -87,7 +87,7 @@ class Schedules {
   const size_t most_deviations_;
   size_t runs_ = 0;
 
-  // Of a run.
+  // The state of a run:
   std::vector<Choice> choices_;
   size_t next_choice_ = 0, deviations_ = 0, accesses_ = 0;
   std::vector<Thread> threads_;
@@ -97,7 +97,7 @@ class Schedules {
   ucontext_t scheduler_;
 };
 
-// A lane that is alone in its team, and whose accesses to shared words are those of Schedules.
+// A lane that is alone in its team, and accesses shared words through Schedules.
 class ExploredLane : public SharedHead<ExploredLane> {
  public:
   static constexpr bool kShared = true;

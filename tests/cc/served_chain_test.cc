@@ -40,7 +40,7 @@ using namespace testing_served;
 using ServedChainTest = ServedModelTest;
 
 // The base was written by a machine whose clock was far ahead, the others by one whose clock is
-// right. Their order is that of their publication.
+// right. They are in the order of their publication.
 TEST_F(ServedChainTest, AClockThatWasAhead) {
   const std::string path = folder_ / "ahead";
   Snapshot ahead = Of("base", 1, 1.0f), delta = Of("delta", 2, 2.0f), base = Of("base", 3, 3.0f);
@@ -222,7 +222,7 @@ TEST_F(ServedChainTest, AForkedChildEnds) {
     alarm(60);  // ends a child that waits
     model_->Detach(0);
     model_.reset();
-    std::shared_ptr<ServedModel> own;  // and not that of the parent
+    std::shared_ptr<ServedModel> own;  // and not the parent's model
     const bool opened = ServedModel::Open(exec_, folder_ / "served.json", kTables[0], &own).ok() &&
                         own->Attach(OptionsOf(kTables[0]), std::make_unique<size_t>().get()).ok();
     _exit(opened ? 0 : 1);
@@ -234,7 +234,7 @@ TEST_F(ServedChainTest, AForkedChildEnds) {
   close(writer);
 }
 
-// The work of opening a chain is proportional to its length, and that of a poll which finds nothing
+// The work of opening a chain is proportional to its length. The work of a poll that finds nothing
 // does not depend on it.
 TEST_F(ServedChainTest, LongChains) {
   uint64_t opened[2], polled[2];

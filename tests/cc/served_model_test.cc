@@ -248,7 +248,7 @@ TEST_F(ServedModelTest, RequestsWhileDeltasAreApplied) {
 TEST_F(ServedModelTest, Follow) {
   const std::string path = folder_ / "published";
   MustOpen({{"follow", Quoted(path)}, {"follow_seconds", "0.001"}});
-  // Its error is that of the last poll.
+  // Its error is the error of the last poll.
   WaitFor([this] { return !model_->follow_error().ok(); });
   ExpectError(model_->follow_error(), Code::kDataLoss, path + " holds no snapshot");
   Of("delta", 2, 2.0f).Publish(path);

@@ -67,7 +67,7 @@ class World {
     return Open();
   }
 
-  // Reads the last snapshot, and makes its rows those of the table.
+  // Reads the last snapshot, and gives its rows to the table.
   Status Open() {
     Manifest manifest;
     DYNEMB_RETURN_IF_ERROR(ReadManifest(directory_, &manifest));
@@ -206,7 +206,7 @@ TEST(ServedTable, OlderStatesStay) {
   EXPECT_EQ(world.table_->size(), 2u);
 }
 
-// Levels are merged: with many deltas, their memory stays within a factor of that of the changes.
+// Levels are merged: with many deltas, their memory stays within a factor of the changes' memory.
 TEST(ServedTable, MemoryOfManyDeltas) {
   World world(Shape(KeyType::kInt64, DType::kFloat32, 4));
   ASSERT_TRUE(world.Apply({{0, 1.0f}}, {}).ok());

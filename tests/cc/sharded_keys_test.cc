@@ -56,7 +56,7 @@ void CheckCalls(const TableOptions& options, const std::vector<uint64_t>& keys) 
   EXPECT_EQ(table->size(), keys.size());
   table->Find(exec, {keys.data(), keys.size()}, clock.Next(), found.data());
   EXPECT_EQ(found, rows);
-  // The number of slots per row is that of random keys, within the range of chance.
+  // The number of slots per row is as for random keys, within the range of chance.
   const TableStats stats = table->stats();
   EXPECT_GT(static_cast<double>(stats.size), 0.4 * static_cast<double>(stats.slots));
   EXPECT_LT(static_cast<double>(stats.index_bytes), 32.0 * static_cast<double>(stats.size));

@@ -104,7 +104,7 @@ TEST(SystemTime, TheOffsetThatWasSeenForLongestIsBelieved) {
     }
     clocks.Pass(kHour);
     EXPECT_EQ(clocks.time.Now().utc_ns, clocks.utc_ns);
-    // What was recorded before is known by the clock that is right.
+    // The right clock gives the times that were recorded before.
     EXPECT_EQ(clocks.time.UtcOf(first, shown), shown - wrong);
     // And so it stays.
     clocks.Pass(kDay);

@@ -26,7 +26,7 @@ class TableCatchUpSaved : public TableFixture {};
 }  // namespace testing_table
 }  // namespace dynemb
 
-// Runs every test of a topic for every kind in the array `kinds`.
+// Runs every test of a topic for every kind in `kinds`, an array or a vector.
 #define INSTANTIATE_TABLE_SUITE(prefix, topic, kinds) \
   INSTANTIATE_TEST_SUITE_P(prefix, topic, ::testing::ValuesIn(kinds))
 

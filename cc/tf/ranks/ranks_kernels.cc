@@ -205,7 +205,7 @@ class CollectiveOp : public tf::AsyncOpKernel {
     static char none;  // an empty tensor has no memory
     return tensor.TotalBytes() == 0 ? &none : static_cast<char*>(tensor.data());
   }
-  // Allocates output 0 for n rows such as those of input 1; returns its memory, or null.
+  // Allocates output 0 for n rows, each like a row of input 1; returns its memory, or null.
   static char* AllocateRows(tf::OpKernelContext* ctx, int64_t n) {
     tf::TensorShape shape = ctx->input(1).shape();
     shape.set_dim(0, n);
@@ -241,7 +241,7 @@ class CollectiveOp : public tf::AsyncOpKernel {
     return status;
   }
 
-  // What ranks must agree on: the type, and the shape without the number of rows.
+  // The form on which ranks must agree: the type, and the shape without the number of rows.
   virtual std::string Form(tf::OpKernelContext* ctx) const {
     tf::TensorShape shape = ctx->input(1).shape();
     if (shape.dims() > 0) shape.RemoveDim(0);
