@@ -84,7 +84,7 @@ Status MakeDistinct(Exec& exec, ApplyTask* task, Distinct* distinct) {
 
 }  // namespace
 
-Status TakeStates(const std::vector<ApplyTask>& tasks, const OptimizerStep& step) {
+Status CheckStates(const std::vector<ApplyTask>& tasks, const OptimizerStep& step) {
   const auto spec_of = [&step](const ApplyTask& task) {
     return StateSpec{step.state, StateWidths(step.kind, step.flags, task.table->options().dim),
                      step.inits};
@@ -98,7 +98,7 @@ Status TakeStates(const std::vector<ApplyTask>& tasks, const OptimizerStep& step
 
 Status Apply(Exec& exec, const std::vector<ApplyTask>& tasks, const OptimizerStep& step,
              Tick tick) {
-  DYNEMB_RETURN_IF_ERROR(TakeStates(tasks, step));
+  DYNEMB_RETURN_IF_ERROR(CheckStates(tasks, step));
   std::vector<RowOptimizer> optimizers;
   std::vector<Table*> tables;
   for (const ApplyTask& task : tasks) {
@@ -191,7 +191,7 @@ Status ApplyPooled(Exec& exec, const std::vector<ApplyPooledTask>& tasks, const 
   const std::vector<BackwardTask> gradients(tasks.begin(), tasks.end());
   std::vector<ApplyTask> applies(tasks.size());
   for (size_t t = 0; t < tasks.size(); ++t) applies[t].table = tasks[t].table;
-  DYNEMB_RETURN_IF_ERROR(TakeStates(applies, step));
+  DYNEMB_RETURN_IF_ERROR(CheckStates(applies, step));
   const SharedScratch<PooledScratch> scratch;
   Backward& backward = scratch->backward;
   DYNEMB_RETURN_IF_ERROR(backward.Prepare(exec, gradients.data(), gradients.size()));

@@ -49,20 +49,20 @@ struct OptimizerStep {
 };
 
 // FailedPrecondition if a table's state is not this optimizer's (Table::CheckState); then nothing
-// has changed. Otherwise, this optimizer becomes the owner of any state that had none.
-Status TakeStates(const std::vector<ApplyTask>& tasks, const OptimizerStep& step);
+// has changed. Otherwise, this optimizer becomes the owner of each state that has none.
+Status CheckStates(const std::vector<ApplyTask>& tasks, const OptimizerStep& step);
 
 // Updates vectors and state. The gradient of a key that has no row, or no longer has the row that
-// the lookup found, is dropped and counted. Calls TakeStates first; if that fails, no table has
+// the lookup found, is dropped and counted. Calls CheckStates first; if that fails, no table has
 // changed. The caller holds the locks of all tables exclusively.
 Status Apply(Exec& exec, const std::vector<ApplyTask>& tasks, const OptimizerStep& step, Tick tick);
 
 // Sums the gradients per key (Backward), and applies the sums, in one call, which need not write
 // them. Each task has another table. InvalidArgument if two have the same, or a task has no rows;
-// fails like Backward::Check and TakeStates, too, and no table has changed.
+// fails like Backward::Check and CheckStates, too, and no table has changed.
 Status ApplyPooled(Exec& exec, const std::vector<ApplyPooledTask>& tasks, const OptimizerStep& step,
                    Tick tick);
-// The checks of ApplyPooled, except TakeStates.
+// The checks of ApplyPooled, except CheckStates.
 Status CheckApplyPooled(const std::vector<ApplyPooledTask>& tasks);
 
 }  // namespace dynemb

@@ -1,3 +1,8 @@
+// Pool and WeightGradient for tables in host memory.
+//
+// PoolBags finds rows and combines them in one pass. An inserting Pool then inserts the keys that
+// the pass did not find: InsertMissing for one task, or InsertJointly for several tasks on a table
+// with admission. PoolBagsAgain then combines the bags that were put aside, from their row ids.
 #include "cc/lookup/pool.h"
 
 #include <algorithm>
@@ -21,7 +26,8 @@ const RowId* SkippedRows(const HashTable<K>& table, const RowId* rows) {
   return table.AbsentRow() == kSkippedRow ? rows : nullptr;
 }
 
-// Adds the rows that FindRange finds to their bags.
+// Adds the rows that FindRange finds to their bags. `i` is the number of an id in the order of the
+// bags; bags.position(i) is its position in the arrays.
 template <class K, int64_t kDim>
 class PoolVisitor {
  public:

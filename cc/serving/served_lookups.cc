@@ -27,7 +27,7 @@ DYNEMB_CLONES void PoolBags(const PoolTask& task, const ServedTable& table, size
     RowId* const row = &task.rows[bags.position(i)];
     if (place != kUnknown) {
       ++hits;
-      *row = 0;
+      *row = 0;  // a served table has no row ids
       return combine.Add(i, place);
     }
     ++misses;
@@ -38,9 +38,9 @@ DYNEMB_CLONES void PoolBags(const PoolTask& task, const ServedTable& table, size
   };
   const size_t first = bags.begin(begin), last = bags.end(end - 1);
   if (const uint32_t* const order = bags.order()) {
-    table.ForEach<K>([keys, order](size_t i) { return keys[order[i]]; }, first, last, visit);
+    table.ForEach<K>([keys, order](size_t i) { return keys[order[i]]; }, first, last, true, visit);
   } else {
-    table.ForEach<K>([keys](size_t i) { return keys[i]; }, first, last, visit);
+    table.ForEach<K>([keys](size_t i) { return keys[i]; }, first, last, true, visit);
   }
   combine.Finish(end);
   table.Count(hits, misses);
@@ -62,7 +62,7 @@ template <class K>
 const char* VectorAt(const WeightGradientTask& task, const ServedTable& table, size_t position,
                      char* absent) {
   const char* vector = absent;
-  table.ForEach<K>([&](size_t) { return static_cast<const K*>(task.keys)[position]; }, 0, 1,
+  table.ForEach<K>([&](size_t) { return static_cast<const K*>(task.keys)[position]; }, 0, 1, true,
                    [&](size_t, K key, Place place) {
                      if (place != kUnknown) {
                        vector = place;

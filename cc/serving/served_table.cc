@@ -114,9 +114,8 @@ void ServedTable::Find(Exec& exec, KeySpan keys, Tick, RowId* rows) {
   WithKeys(keys, [&](const auto* k) {
     using K = std::decay_t<decltype(*k)>;
     exec.ParallelFor(keys.size(), kGrain, [&](size_t begin, size_t end) {
-      ForEach<K>([k](size_t i) { return k[i]; }, begin, end,
-                 [&](size_t i, K, Place place) { rows[i] = place == kUnknown ? kNoRow : 0; },
-                 false);
+      ForEach<K>([k](size_t i) { return k[i]; }, begin, end, false,
+                 [&](size_t i, K, Place place) { rows[i] = place == kUnknown ? kNoRow : 0; });
     });
   });
 }
@@ -125,8 +124,8 @@ void ServedTable::Contains(Exec& exec, KeySpan keys, bool* found) const {
   WithKeys(keys, [&](const auto* k) {
     using K = std::decay_t<decltype(*k)>;
     exec.ParallelFor(keys.size(), kGrain, [&](size_t begin, size_t end) {
-      ForEach<K>([k](size_t i) { return k[i]; }, begin, end,
-                 [&](size_t i, K, Place place) { found[i] = place != kUnknown; }, false);
+      ForEach<K>([k](size_t i) { return k[i]; }, begin, end, false,
+                 [&](size_t i, K, Place place) { found[i] = place != kUnknown; });
     });
   });
 }
@@ -139,7 +138,7 @@ void ServedTable::Lookup(Exec& exec, KeySpan keys, Tick, const void* default_vec
     using K = std::decay_t<decltype(*k)>;
     exec.ParallelFor(keys.size(), kGrain, [&](size_t begin, size_t end) {
       uint64_t misses = 0;
-      ForEach<K>([k](size_t i) { return k[i]; }, begin, end,
+      ForEach<K>([k](size_t i) { return k[i]; }, begin, end, true,
                  [&](size_t i, K key, Place place) {
                    char* const to = out + i * bytes;
                    if (place != kUnknown) {
@@ -165,7 +164,7 @@ void ServedTable::ReadRows(Exec& exec, KeySpan keys, float* vectors, float*, boo
   WithKeys(keys, [&](const auto* k) {
     using K = std::decay_t<decltype(*k)>;
     exec.ParallelFor(keys.size(), kGrain, [&](size_t begin, size_t end) {
-      ForEach<K>([k](size_t i) { return k[i]; }, begin, end,
+      ForEach<K>([k](size_t i) { return k[i]; }, begin, end, true,
                  [&](size_t i, K, Place place) {
                    float* const to = vectors + i * static_cast<size_t>(options_.dim);
                    found[i] = place != kUnknown;

@@ -1,6 +1,6 @@
-// ServedTable: a Table whose rows are those of a snapshot (table_rows.h), for the operators that
-// look up keys. It never changes, so that any number of threads may use it without a lock, and no
-// lookup waits.
+// ServedTable: a Table with the rows of a snapshot (table_rows.h), for the operators that look up
+// keys. It never changes, so that any number of threads may use it without a lock, and no lookup
+// waits.
 //
 // A lookup that would give a key a row in a trained table reads it as a lookup without insertion:
 // as the default vector if the table has one, otherwise as what admission says, otherwise as the
@@ -28,8 +28,8 @@ struct ServedOptions {
   int64_t dim = 0;
   uint64_t seed = 0;
   std::vector<ColumnInit> initializer;
-  // The vectors of keys without a row: these numbers [dim] if there are any, otherwise what
-  // `absent` says. kInitial is also that of a table without admission.
+  // The vectors of keys without a row: these numbers [dim] if there are any, otherwise `absent`
+  // decides. A table without admission has kInitial.
   std::vector<float> default_vector;
   Unadmitted absent = Unadmitted::kInitial;
 };
@@ -65,8 +65,7 @@ class ServedTable final : public ReadOnlyTable {
 
   // As TableRows::ForEach. Sets the table's error if a file is damaged.
   template <class K, class KeyAt, class Visit>
-  void ForEach(const KeyAt& key_at, size_t begin, size_t end, const Visit& visit,
-               bool reads = true) const;
+  void ForEach(const KeyAt& key_at, size_t begin, size_t end, bool reads, const Visit& visit) const;
   // The row id and the vector of a key without a row. Skips: such an id is left out of its bag.
   RowId AbsentRow() const { return absent_row_; }
   bool Skips() const { return absent_row_ == kSkippedRow; }
@@ -87,8 +86,8 @@ class ServedTable final : public ReadOnlyTable {
 };
 
 template <class K, class KeyAt, class Visit>
-void ServedTable::ForEach(const KeyAt& key_at, size_t begin, size_t end, const Visit& visit,
-                          bool reads) const {
+void ServedTable::ForEach(const KeyAt& key_at, size_t begin, size_t end, bool reads,
+                          const Visit& visit) const {
   if (!rows_->ForEach<K>(key_at, begin, end, reads, visit)) damaged_ = true;
 }
 

@@ -187,26 +187,6 @@ Status HashTable<K>::CheckBatch(size_t n) {
 }
 
 template <class K>
-Status HashTable<K>::InsertInitialAt(Exec& exec, const Batch& batch, BatchScratch* scratch) {
-  const auto fill = [this](size_t, K key, char* row) { InitialVector(key, layout().vector(row)); };
-  Batch counted = batch;
-  counted.counted = true;
-  return Insert(exec, counted, fill, scratch);
-}
-
-template <class K>
-Status HashTable<K>::InsertInitial(Exec& exec, const K* keys, size_t n, Tick tick, RowId* rows,
-                                   const std::vector<FoundRows>& others) {
-  const ScratchLease scratch;
-  const Stamp now = stamps_.Encode(tick);
-  const bool admits = admission_.enabled() && evicted_ == nullptr;
-  DYNEMB_RETURN_IF_ERROR(InsertInitialAt(
-      exec, {keys, n, rows, now, tick, scoring_.Lookup(now, true), others, admits}, scratch.get()));
-  if (admits) std::replace(rows, rows + n, kNoRow, AbsentRow());
-  return Status();
-}
-
-template <class K>
 Status HashTable<K>::FindOrInsert(Exec& exec, KeySpan keys, Tick tick, RowId* rows) {
   const K* const k = keys.As<K>();
   const size_t n = keys.size();

@@ -1,13 +1,16 @@
 // HashTable: the batch calls of a host table, for one key width.
 //
-// Every call consists of at most two passes (docs/design.md, "Two passes"). Pass 1 is a FindPass
-// over the batch. Its visitor does the call's work on the rows that it finds, and notes kNoRow for
-// the other keys. Pass 2, Insert, creates rows for those keys.
+// A call on a batch of keys has one or two passes (docs/design.md, "Two passes"). Pass 1 is a
+// FindPass over the batch: its visitor gets the row of each key, or the key if it has no row. Pass
+// 2, Insert, creates rows for these keys if the call inserts. Calls that write vectors write the
+// rows of pass 1 only after pass 2, which can fail. Cold rows move to memory before pass 1 (Warm)
+// or at the beginning of pass 2 (BringIn). ApplyRange has no pass: it gets row ids, and checks them
+// (Holds).
 //
-// Pass 2 (insert_plan.h) first separates repeated keys, which get the row of their first
-// occurrence. Row ids are allocated in the order of the batch. Threads fill the rows, each a range
-// of the batch; then each worker claims slots in the segments assigned to it, in the order of the
-// batch. The result therefore does not depend on the number of threads.
+// Pass 2 gives a repeated key the row of its first occurrence (insert_plan.h). Row ids are
+// allocated in the order of the batch. Threads fill the rows, each a range of the batch; then each
+// worker claims slots in the segments assigned to it, in the order of the batch. The result
+// therefore does not depend on the number of threads.
 //
 // hash_table.cc defines pass 1 and the calls that read or insert, hash_table_write.cc the calls
 // that write rows, hash_table_insert.cc pass 2 and Erase, hash_table_cold.cc the moves of cold
@@ -57,13 +60,13 @@ class HashTable final : public HostTable {
   Status Upsert(Exec& exec, KeySpan keys, const void* vectors, Tick tick) override;
   Status Accumulate(Exec& exec, KeySpan keys, const float* deltas, Tick tick) override;
   Status WriteRows(Exec& exec, KeySpan keys, const float* vectors, const float* state, bool insert,
-                   uint64_t step, Tick tick) override;
+                   uint64_t rounding, Tick tick) override;
   size_t Erase(Exec& exec, KeySpan keys, Tick tick, Removal how) override;
   Status SetScores(Exec& exec, KeySpan keys, const Score* scores) override;
   Status AddCounts(Exec& exec, KeySpan keys, const uint32_t* counts) override;
   Status LoadRows(Exec& exec, const LoadedRows& loaded, Tick tick) override;
   void ApplyRange(Exec& exec, const RowOptimizer& optimizer, KeySpan keys, const RowId* rows,
-                  const float* gradients, size_t begin, size_t end, uint64_t step,
+                  const float* gradients, size_t begin, size_t end, uint64_t rounding,
                   Tick tick) override;
   void Warm(Exec& exec, KeySpan keys) override;
   Status HoldRows(Exec& exec, const HeldRows* held, size_t num) override;
@@ -166,7 +169,7 @@ class HashTable final : public HostTable {
     bool is_move = false;
     // Gets the positions of keys whose cold rows were moved to memory, if it is not null.
     std::vector<uint32_t>* moved = nullptr;
-    // Whether rows that are moved get their missed steps (catch_up.h), as those in memory have.
+    // Whether moved rows get their missed steps (catch_up.h), like the batch's rows in memory.
     bool brings = true;
   };
   // Pass 2: creates rows for the keys with rows[i] == kNoRow, and writes their ids to rows[i].
@@ -186,8 +189,8 @@ class HashTable final : public HostTable {
   // Removes expired rows to make room for n keys: all of them, unless it would cost much more than
   // to evict others.
   Status ExpireToInsert(Exec& exec, size_t n, Tick tick);
-  // Does so if the table has room for fewer than n more keys. If cold rows are never evicted, fails
-  // if it still has.
+  // Removes expired rows (ExpireToInsert) if the table has room for fewer than n more keys. If cold
+  // rows are never evicted, fails if there still is too little room.
   Status MakeRoom(Exec& exec, size_t n, Tick tick);
   // Removes the rows of keys with rows[i] == kNoRow that have a row nevertheless: one that has
   // expired.

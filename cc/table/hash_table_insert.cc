@@ -1,9 +1,16 @@
-// Pass 2 of a host table's calls (hash_table.h), and Erase.
+// Pass 2 of a host table's calls (hash_table.h), and Erase. InsertInitial is pass 2 of a lookup.
 //
-// Insert first does what may fail: it moves the cold rows of the batch to memory, removes expired
-// rows if the table is full, and reserves row ids and slots (PrepareRows). Then PlaceFresh gives
-// free rows to new keys; PlaceByEviction and PlaceElsewhere give the rows of evicted keys to the
-// others. Erase removes a bounded number of keys at a time.
+// Insert first does everything that may fail, in this order:
+//
+//   RemoveExpiredRows   if a pass has found expired rows: removes the expired rows of the batch
+//   BringIn             moves the cold rows of the batch to memory
+//   Build, Admit        lists the distinct new keys, without the keys that admission refuses
+//   MakeRoom            if there is no room for them: removes expired rows of other keys
+//   CanEvict            checks that enough rows may be evicted, if too few row ids are free
+//   PrepareRows         reserves row ids and slots
+//
+// Then PlaceFresh gives free rows to new keys; PlaceByEviction and PlaceElsewhere give the rows of
+// evicted keys to the others. Erase removes a bounded number of keys at a time.
 #include <algorithm>
 #include <cstring>
 #include <string>
@@ -86,6 +93,26 @@ class Pins {
 }  // namespace
 
 template <class K>
+Status HashTable<K>::InsertInitialAt(Exec& exec, const Batch& batch, BatchScratch* scratch) {
+  const auto fill = [this](size_t, K key, char* row) { InitialVector(key, layout().vector(row)); };
+  Batch counted = batch;
+  counted.counted = true;
+  return Insert(exec, counted, fill, scratch);
+}
+
+template <class K>
+Status HashTable<K>::InsertInitial(Exec& exec, const K* keys, size_t n, Tick tick, RowId* rows,
+                                   const std::vector<FoundRows>& others) {
+  const ScratchLease scratch;
+  const Stamp now = stamps_.Encode(tick);
+  const bool admits = admission_.enabled() && evicted_ == nullptr;
+  DYNEMB_RETURN_IF_ERROR(InsertInitialAt(
+      exec, {keys, n, rows, now, tick, scoring_.Lookup(now, true), others, admits}, scratch.get()));
+  if (admits) std::replace(rows, rows + n, kNoRow, AbsentRow());
+  return Status();
+}
+
+template <class K>
 Status HashTable<K>::Refuse(uint64_t keys, const std::string& why) {
   counters_.refused.fetch_add(keys, std::memory_order_relaxed);
   return Full(keys, rows_.live(), capacity(), why);
@@ -147,6 +174,7 @@ void HashTable<K>::PlaceFresh(Exec& exec, const Batch& batch, const InsertPlan& 
     });
   }
   Phase phase("claim slots");
+  // Index::Grow has counted these keys.
   const Score score = scoring_.New(batch.now);
   ForSegmentWorkers(exec, plan, 0, fresh, [&](size_t j) {
     WorkerLane lane;
@@ -292,7 +320,7 @@ Status HashTable<K>::Insert(Exec& exec, const Batch& batch, const Fill& fill,
     if (cold_ == nullptr && options_.evict_strategy == EvictStrategy::kNone) {
       return Refuse(m - fresh, kEvictsNothing);
     }
-    // Rows that other calls at this tick have used can become cold, so only those of this call are
+    // Rows that other calls at this tick have used can become cold: only the rows of this call are
     // pinned.
     if (!scoring_.by_time() || cold_ != nullptr) {
       std::vector<FoundRows> used = batch.others;
@@ -457,6 +485,9 @@ size_t HashTable<K>::Erase(Exec& exec, KeySpan keys, Tick tick, Removal how) {
 // hash_table.cc instantiates the class without the members that only this file defines.
 #define DYNEMB_INSTANTIATE(K)                                                            \
   template Status HashTable<K>::Insert(Exec&, const Batch&, const Fill&, BatchScratch*); \
+  template Status HashTable<K>::InsertInitial(Exec&, const K*, size_t, Tick, RowId*,     \
+                                              const std::vector<FoundRows>&);            \
+  template Status HashTable<K>::InsertInitialAt(Exec&, const Batch&, BatchScratch*);     \
   template size_t HashTable<K>::Erase(Exec&, KeySpan, Tick, Removal)
 DYNEMB_INSTANTIATE(uint64_t);
 DYNEMB_INSTANTIATE(uint32_t);

@@ -140,7 +140,7 @@ Status HashTable<K>::Accumulate(Exec& exec, KeySpan keys, const float* deltas, T
 
 template <class K>
 Status HashTable<K>::WriteRows(Exec& exec, KeySpan keys, const float* vectors, const float* state,
-                               bool insert, uint64_t step, Tick tick) {
+                               bool insert, uint64_t rounding, Tick tick) {
   const K* const k = keys.As<K>();
   const size_t n = keys.size();
   DYNEMB_RETURN_IF_ERROR(CheckBatch(n));
@@ -157,7 +157,7 @@ Status HashTable<K>::WriteRows(Exec& exec, KeySpan keys, const float* vectors, c
       if (rows[i] == kNoRow) continue;
       char* row = rows_.At(rows[i]);
       BeforeWrite(rows[i], *layout().update(row));
-      StoreUpdated(vectors + i * static_cast<size_t>(options_.dim), k[i], step,
+      StoreUpdated(vectors + i * static_cast<size_t>(options_.dim), k[i], rounding,
                    layout().vector(row));
       if (layout().state_width != 0) {
         memcpy(layout().state(row), state + i * static_cast<size_t>(layout().state_width),
@@ -171,7 +171,7 @@ Status HashTable<K>::WriteRows(Exec& exec, KeySpan keys, const float* vectors, c
 
 template <class K>
 void HashTable<K>::ApplyRange(Exec&, const RowOptimizer& optimizer, KeySpan keys, const RowId* rows,
-                              const float* gradients, size_t begin, size_t end, uint64_t step,
+                              const float* gradients, size_t begin, size_t end, uint64_t rounding,
                               Tick tick) {
   constexpr size_t kAhead = 8;
   const K* const k = keys.As<K>();
@@ -201,7 +201,7 @@ void HashTable<K>::ApplyRange(Exec&, const RowOptimizer& optimizer, KeySpan keys
     } else {
       LoadVector(options_.dtype, layout().vector(row), options_.dim, vector.get());
       optimizer.Apply(vector.get(), layout().state(row), gradient);
-      StoreUpdated(vector.get(), k[i], step, layout().vector(row));
+      StoreUpdated(vector.get(), k[i], rounding, layout().vector(row));
     }
     if (catch_up_.enabled()) layout().state(row)[layout().state_width - 1] = mark;
     *layout().update(row) = now;

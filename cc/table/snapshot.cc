@@ -77,12 +77,12 @@ Status Snapshot::Read(Exec& exec, Block* block, CutColumns to) {
     own.resize(block->n * static_cast<size_t>(info.layout.state_width));
     to.state = own.data();
   }
-  DYNEMB_RETURN_IF_ERROR(ReadStored(exec, block, to));
+  DYNEMB_RETURN_IF_ERROR(ReadWithoutSteps(exec, block, to));
   if (brings) info.catch_up.BringColumns(exec, info.layout, block->n, to.vectors, to.state);
   return Status();
 }
 
-Status Snapshot::ReadStored(Exec& exec, Block* block, const CutColumns& to) {
+Status Snapshot::ReadWithoutSteps(Exec& exec, Block* block, const CutColumns& to) {
   DYNEMB_RETURN_IF_ERROR(saved_.Error());
   if (block->lock.owns_lock()) {
     Table& table = *tables_[block->table];

@@ -101,8 +101,8 @@ class Snapshot {
     Tick since;        // of the steps that are saved; 0: none
     CatchUp catch_up;  // at the watermark
   };
-  // Read, of rows as they were when they were last used.
-  Status ReadStored(Exec& exec, Block* block, const CutColumns& to);
+  // Read, of rows as they were when they were last used: without the steps that they have missed.
+  Status ReadWithoutSteps(Exec& exec, Block* block, const CutColumns& to);
   Snapshot(std::vector<Table*> tables, size_t most_saved)
       : tables_(std::move(tables)), to_lock_(tables_), saved_(most_saved) {}
 

@@ -77,8 +77,8 @@ class TableBatches {
 
   // --- Inserting
 
-  // The first three are inserting lookups: they count the keys of the batch, each time that they
-  // occur, if the strategy counts keys (score.h).
+  // These four calls are inserting lookups: if the strategy counts keys (score.h), each occurrence
+  // of a key counts.
   //
   // (exclusive) rows[i] = the row of keys[i]. A key without a row gets one, with its initial vector
   // and state, unless admission refuses it; rows[i] is then kUnadmittedRow or kSkippedRow. If the
@@ -106,18 +106,18 @@ class TableBatches {
   // are rounded.
   virtual Status Accumulate(Exec& exec, KeySpan keys, const float* deltas, Tick tick) = 0;
   // (exclusive) Sets the vectors, given as float32, and the state of distinct keys. `insert`: keys
-  // without a row get one; otherwise they are skipped. `step` (rounding.h) determines how 16-bit
-  // vectors are rounded.
+  // without a row get one; otherwise they are skipped. `rounding` (the step of rounding.h)
+  // determines how 16-bit vectors are rounded.
   virtual Status WriteRows(Exec& exec, KeySpan keys, const float* vectors, const float* state,
-                           bool insert, uint64_t step, Tick tick) = 0;
+                           bool insert, uint64_t rounding, Tick tick) = 0;
   // (exclusive) Applies the optimizer to the rows of distinct keys[begin..end). rows[i] is the row
   // that an earlier call found for keys[i]. If it no longer belongs to keys[i], the gradient is
   // dropped and counted; a table of two tiers first looks the key up again. Ranges may run in
-  // parallel, after one BeginBatch. The table's state must be `optimizer`'s. `step` as in
-  // WriteRows.
+  // parallel, after one BeginBatch. The table's state must be `optimizer`'s. `rounding` as
+  // in WriteRows.
   virtual void ApplyRange(Exec& exec, const RowOptimizer& optimizer, KeySpan keys,
                           const RowId* rows, const float* gradients, size_t begin, size_t end,
-                          uint64_t step, Tick tick) = 0;
+                          uint64_t rounding, Tick tick) = 0;
   // (exclusive) Removes the keys that have rows, and returns their number.
   virtual size_t Erase(Exec& exec, KeySpan keys, Tick tick, Removal how = Removal::kErase) = 0;
 

@@ -61,9 +61,8 @@ class ServedTableOp : public DynembOp {
     options_.absent = absent == "zeros"  ? Unadmitted::kZeros
                       : absent == "skip" ? Unadmitted::kSkip
                                          : Unadmitted::kInitial;
-    std::shared_ptr<ServedTable> table;
-    DYNEMB_RETURN_IF_LIBRARY_ERROR(ServedTable::Create(options_, &table));
-    return absl::OkStatus();
+    std::shared_ptr<ServedTable> table;  // only to check the options
+    return ToAbsl(ServedTable::Create(options_, &table));
   }
 
   std::string resource_name_;

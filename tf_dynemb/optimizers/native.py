@@ -17,7 +17,6 @@ from tf_dynemb.tables.table import StateSpec
 from tf_dynemb.variables.dynamic import DynamicVariable
 
 _CATCH_UP = "catch_up"
-# A step with a gradient of zero is not a decay for these.
 # The order of `Hyper` (cc/table/optimizer.h), the `hyper` input of DynembApplyGradients.
 _HYPER = (
     "learning_rate",
@@ -34,6 +33,7 @@ _HYPER = (
     "iteration",
 )
 
+# A step with a gradient of zero is not a decay for these.
 _WITHOUT_CATCH_UP = ("ftrl", "lion")
 _BIAS_CORRECTED = ("adam", "adamax")
 

@@ -180,6 +180,7 @@ class OneOptimizer:
         )
         scaler = self._scaler
         if scaler is None:
+            # Keras divides the dense gradients by the factor itself.
             self._step(table_grads, dense_grads, dense, self._core.loss_scale_factor)
             return
 
@@ -243,7 +244,6 @@ class OneOptimizer:
         factor = self._core.loss_scale_factor
         if factor is None or not self._core.global_clipnorm:
             return gradients.clip(self._core, table_grads, dense_grads, dense)
-        # Keras itself divides the dense gradients by the factor later.
         dense_grads = [gradients.divide(grad, factor) for grad in dense_grads]
         table_grads, dense_grads = gradients.clip(self._core, table_grads, dense_grads, dense)
         return table_grads, [gradients.multiply(grad, factor) for grad in dense_grads]
@@ -253,6 +253,7 @@ class OneOptimizer:
         step = core.iterations + 1
         grads = [gradients.with_rows(grad) for grad in grads]
         before = self.averages.read(grads)
+        # Again: hyperparameters may have changed since `build`.
         form = native.native_form(core, self._catch_up)
         if form is None:
             for grad in grads:

@@ -94,7 +94,8 @@ def write_rows(
                 bar.update(waiting.popleft().result())
         for done in waiting:
             bar.update(done.result())
-        # Syncing takes as long as the disk needs, and depends on no other work.
+        # Syncing takes as long as the disk needs, and depends on no other work. `write_index` or
+        # `with_files` closes the file of the keys.
         synced = [
             writer.submit(column.close)
             for columns in writers.values()

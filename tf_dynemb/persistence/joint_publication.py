@@ -128,7 +128,7 @@ class JointPublication:
         parent: str | None = None,
         since: int = 0,
     ) -> None:
-        """Describes the tables that this rank has written. The end of `writing` publishes it.
+        """Describes the tables that this rank has written. The end of `writing` tells all ranks.
 
         Args:
             tables: the entries of the tables; the same on all ranks, except for their shards.

@@ -13,7 +13,7 @@ class Watermark(NamedTuple):
 
     Attributes:
         id: the id of the snapshot.
-        tick: the number of the last batch in the snapshot.
+        tick: the moment of the snapshot: no batch in it has a greater one.
         utc: the time at which the watermark was taken.
     """
 

@@ -74,7 +74,7 @@ class Cut:
             used while it is read; all rows of a table with scores. Only with `with_deleted`.
 
     Attributes:
-        tick: the moment of the cut, as the number of the last batch before it.
+        tick: the moment of the cut: greater than the ticks of all batches before it.
         utc_ns: the same moment as a time, in nanoseconds since 1970 UTC.
 
     Raises:
