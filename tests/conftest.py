@@ -8,8 +8,8 @@ import shutil
 import sys
 import tempfile
 
+import gpu
 import pytest
-import simulated
 
 # A file system in memory, and the free bytes that it needs to have.
 MEMORY, LEAST_FREE = pathlib.Path("/dev/shm"), 4 << 30
@@ -18,13 +18,13 @@ MEMORY, LEAST_FREE = pathlib.Path("/dev/shm"), 4 << 30
 @pytest.fixture(autouse=True, scope="session")
 def small_device_tier():
     """Device tables get a device tier that is smaller than most tests' tables."""
-    if not simulated.ON_DEVICE:
+    if not gpu.ON:
         yield
         return
     from tf_dynemb.tables import options
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(options, "_HBM_GB", simulated.HBM_BYTES / 2**30)
+        patch.setattr(options, "_HBM_GB", gpu.HBM_BYTES / 2**30)
         yield
 
 

@@ -25,9 +25,10 @@
 #include <utility>
 
 #include "benchmarks/cc/device_benchmark.h"
-#include "cc/device/device_table.h"
 #include "cc/table/evicted_rows.h"
 #include "cc/table/key.h"
+#include "cc/table/row_columns.h"
+#include "cc/table/table.h"
 
 namespace dynemb::benchmark_device {
 
@@ -41,10 +42,13 @@ struct DrawKeys {
 template <class Device>
 class Benchmark {
  public:
-  // `exec` represents the stream.
-  Benchmark(Device* device, Exec* exec, const Arguments& arguments)
+  using MakeTable = std::function<Status(const TableOptions&, std::unique_ptr<Table>*)>;
+
+  // `exec` represents the stream; make(options, &table) creates a table on `device`.
+  Benchmark(Device* device, Exec* exec, MakeTable make, const Arguments& arguments)
       : device_(device),
         exec_(*exec),
+        make_(std::move(make)),
         bench_(device, exec),
         arguments_(arguments),
         shrink_(arguments.shrink),
@@ -87,7 +91,7 @@ class Benchmark {
     options.max_hbm_bytes =
         static_cast<uint64_t>(hbm_share * static_cast<double>(capacity)) * row.stride;
     std::unique_ptr<Table> table;
-    Require(DeviceTable<Device>::Make(options, device_, &table));
+    Require(make_(options, &table));
     const auto fill = static_cast<uint64_t>(load * static_cast<double>(capacity));
     uint64_t next = 0;  // number of the next new key
     for (; next < fill; next += n_) {
@@ -183,6 +187,7 @@ class Benchmark {
 
   Device* const device_;
   Exec& exec_;
+  const MakeTable make_;
   Bench<Device> bench_;
   Arguments arguments_;
   const int shrink_;

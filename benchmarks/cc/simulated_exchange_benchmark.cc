@@ -3,8 +3,8 @@
 // device_benchmark.h.
 #include "benchmarks/cc/device_exchange_benchmark.h"
 #include "cc/device/device_exchange.h"
-#include "cc/device/simulated_tables.h"
 #include "cc/table/exec.h"
+#include "tests/simulated/simulated_tables.h"
 
 int main(int argc, char** argv) {
   using Device = dynemb::ThreadsDevice;

@@ -3,8 +3,8 @@
 // one id per table, and a call costs only the time to launch its work.
 #include "benchmarks/cc/device_lookups_benchmark.h"
 #include "cc/device/device_lookups.h"
-#include "cc/device/simulated_tables.h"
 #include "cc/table/exec.h"
+#include "tests/simulated/simulated_tables.h"
 
 int main(int argc, char** argv) {
   using Device = dynemb::ThreadsDevice;

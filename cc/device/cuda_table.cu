@@ -3,7 +3,7 @@
 #include "cc/device/cuda_of_gpu.cuh"
 #include "cc/device/cuda_table.h"
 #include "cc/device/device_lookups.h"
-#include "cc/device/device_table.h"
+#include "cc/device/device_table_members.h"
 
 namespace dynemb {
 

@@ -1,4 +1,4 @@
-// DeviceLookups: ApplyPooled. Included by device_lookups.h only.
+// DeviceLookups: ApplyPooled.
 #ifndef DYNEMB_DEVICE_DEVICE_APPLY_POOLED_H_
 #define DYNEMB_DEVICE_DEVICE_APPLY_POOLED_H_
 
@@ -29,7 +29,7 @@ Status DeviceLookups<Device>::ApplyPooled(Exec& exec, const std::vector<ApplyPoo
   }
   Gathered all;  // in the order of the tasks: they have different tables
   DYNEMB_RETURN_IF_ERROR(Gather(ids, &all));
-  DYNEMB_RETURN_IF_ERROR(TakeStates(applies, step));
+  DYNEMB_RETURN_IF_ERROR(CheckStates(applies, step));
   std::vector<Stamp> now;
   DYNEMB_RETURN_IF_ERROR(BeginStep(exec, all, step, tick, &now));
   {

@@ -18,7 +18,7 @@
 #include <utility>
 #include <vector>
 
-#include "cc/device/device_table.h"
+#include "cc/device/device_table_members.h"
 #include "cc/device/kernels_lookup.h"
 #include "cc/device/parts.h"
 #include "cc/device/pool_bags.h"
@@ -374,7 +374,7 @@ template <class Device>
 Status DeviceLookups<Device>::Apply(Exec& exec, const std::vector<ApplyTask>& tasks,
                                     const OptimizerStep& step, Tick tick) {
   if (tasks.empty()) return Status();
-  DYNEMB_RETURN_IF_ERROR(TakeStates(tasks, step));
+  DYNEMB_RETURN_IF_ERROR(CheckStates(tasks, step));
   std::vector<Ids> ids;
   for (const ApplyTask& task : tasks) {
     ids.push_back({task.table, task.keys, task.rows, nullptr, task.n, 0});

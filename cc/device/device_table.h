@@ -1,7 +1,7 @@
 // DeviceTable: a Table whose index is in a device's memory. Its rows are there too (kHbm), or only
 // its first max_hbm_bytes of rows (kHybrid); the others are in host memory that the device can
 // access (flat_index.h), or cold, if that is limited (device_table_cold.h). Device is a device of
-// device.h; with SimulatedDevice, all of this runs and is tested on a CPU.
+// device.h.
 //
 // The arrays that calls take and fill (keys, vectors, rows, ...) are in the device's memory. The
 // exceptions are the calls that read or write whole tables, Export, ReadCut and LoadRows: their
@@ -108,10 +108,10 @@ class DeviceTable final : public ColdTable {
   Status Upsert(Exec& exec, KeySpan keys, const void* vectors, Tick tick) override;
   Status Accumulate(Exec& exec, KeySpan keys, const float* deltas, Tick tick) override;
   Status WriteRows(Exec& exec, KeySpan keys, const float* vectors, const float* state, bool insert,
-                   uint64_t step, Tick tick) override;
+                   uint64_t rounding, Tick tick) override;
   size_t Erase(Exec& exec, KeySpan keys, Tick tick, Removal how) override;
   void ApplyRange(Exec& exec, const RowOptimizer& optimizer, KeySpan keys, const RowId* rows,
-                  const float* gradients, size_t begin, size_t end, uint64_t step,
+                  const float* gradients, size_t begin, size_t end, uint64_t rounding,
                   Tick tick) override;
 
   void BringKeys(Exec& exec, KeySpan keys) override;
@@ -302,11 +302,11 @@ class DeviceTable final : public ColdTable {
   // ends of the tables' shares.
   static Status ListAbsent(Work& work, Batch& batch, const RowId* absent,
                            std::vector<uint64_t>* keys, std::vector<uint32_t>* ends);
-  // Moves the cold rows of keys of a batch to memory, and sets batch.rows: those of the keys i with
+  // Moves cold rows to memory, and sets batch.rows[i] to them: the rows of the keys i with
   // batch.rows[i] == kNoRow; if `found` is not null, only where found[i] was a row.
   static Status BringIn(Work& work, Batch& batch, const RowId* found);
-  // Gives n rows to memory, those of table t of a batch in moved[t], without evicting rows that the
-  // batch has found.
+  // Gives n rows to memory without evicting rows that the batch has found. moved[t] has the rows of
+  // table t.
   static Status MoveIn(Work& work, const std::vector<Moved>& moved, size_t n, Batch* from);
   // Sets batch.rows to the current rows of keys whose rows an earlier call found. All of them are
   // in memory then, if the tables have cold rows.
@@ -319,7 +319,7 @@ class DeviceTable final : public ColdTable {
   // The memory for n rows; room for them in ColdRows.
   Status TakeLeaving(Work& work, size_t n, LeavingRows* leaving) const;
   Status ReserveLeaving(LeavingRows* leaving);
-  // Gives rows to ColdRows, those of tables[t] in (*leaving)[t]. `rows` and `scores` are those of
+  // Gives rows to ColdRows: (*leaving)[t] has the rows of tables[t]. `rows` and `scores` belong to
   // the new keys.
   static void Leave(Work& work, const std::vector<DeviceTable*>& tables,
                     std::vector<LeavingRows>* leaving, const RowId* rows, const Score* scores);
@@ -390,7 +390,7 @@ class DeviceTable final : public ColdTable {
     std::vector<RowId> rows;
     std::vector<Score> scores;
   };
-  // Takes those of the n rows (in host memory) that the running cut still has to save.
+  // Returns which of the n rows (in host memory) the running cut still has to save.
   ToSave TakeOfCut(Work& work, const RowId* rows, size_t n, const Score* scores);
   static void Save(Work& work, const std::vector<ToSave>& all);
   // Saves copies of rows first to first + num - 1.
@@ -471,16 +471,5 @@ class DeviceTable final : public ColdTable {
 };
 
 }  // namespace dynemb
-
-#include "cc/device/device_table_admission.h"
-#include "cc/device/device_table_batch.h"
-#include "cc/device/device_table_catch_up.h"
-#include "cc/device/device_table_check.h"
-#include "cc/device/device_table_cold.h"
-#include "cc/device/device_table_cut.h"
-#include "cc/device/device_table_insert.h"
-#include "cc/device/device_table_state.h"
-#include "cc/device/device_table_tiers.h"
-#include "cc/device/device_table_work.h"
 
 #endif  // DYNEMB_DEVICE_DEVICE_TABLE_H_

@@ -1,5 +1,4 @@
-// DeviceTable: admission (cc/table/admission.h), with the counters in the device's memory. Included
-// by device_table.h only.
+// DeviceTable: admission (cc/table/admission.h), with the counters in the device's memory.
 #ifndef DYNEMB_DEVICE_DEVICE_TABLE_ADMISSION_H_
 #define DYNEMB_DEVICE_DEVICE_TABLE_ADMISSION_H_
 
@@ -8,6 +7,7 @@
 
 #include "cc/device/device_table.h"
 #include "cc/device/device_table_state.h"
+#include "cc/device/device_table_work.h"
 #include "cc/device/kernels_admission.h"
 #include "cc/device/parts.h"
 #include "cc/table/phase.h"
@@ -67,7 +67,7 @@ Status DeviceTable<Device>::Admit(Work& work, Batch& batch, InsertArrays* in) {
   work.ForEach(n, device::CountOccurrences{asked, batch.times});
   work.ForEach(n + 1, device::ListLines{asked, n, flags, lines, positions});
   if (num_lines != 0) {
-    // The bits of kNoLine are not below those of any line.
+    // The bits of kNoLine are not below the bits of any line.
     work.SortPairs(lines, positions, n, device::BitsBelow(num_lines + 1));
     work.ForEach(n, device::CountLines{asked, n, lines, positions, flags});
   }

@@ -1,4 +1,4 @@
-// DeviceTable: lookups, and writes to rows that exist. Included by device_table.h only.
+// DeviceTable: lookups, and writes to rows that exist.
 #ifndef DYNEMB_DEVICE_DEVICE_TABLE_BATCH_H_
 #define DYNEMB_DEVICE_DEVICE_TABLE_BATCH_H_
 
@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "cc/device/device_table.h"
+#include "cc/device/device_table_work.h"
+#include "cc/device/kernels_admission.h"
 #include "cc/device/parts.h"
 #include "cc/table/phase.h"
 #include "cc/table/rounding.h"
@@ -383,7 +385,8 @@ Status DeviceTable<Device>::Accumulate(Exec& exec, KeySpan keys, const float* de
 
 template <class Device>
 Status DeviceTable<Device>::WriteRows(Exec& exec, KeySpan keys, const float* vectors,
-                                      const float* state, bool insert, uint64_t step, Tick tick) {
+                                      const float* state, bool insert, uint64_t rounding,
+                                      Tick tick) {
   const size_t n = keys.size();
   Stamp now;
   DYNEMB_RETURN_IF_ERROR(Begin(exec, n, tick, &now, insert ? Kind::kInsert : Kind::kWrite));
@@ -400,21 +403,21 @@ Status DeviceTable<Device>::WriteRows(Exec& exec, KeySpan keys, const float* vec
   work.ForRows(n, QuadsOf(options_.dim),
                device::WriteFloats{View(), batch.keys, rows, vectors,
                                    layout().state_width != 0 ? state : nullptr, false,
-                                   RoundingAt(step), now});
+                                   RoundingAt(rounding), now});
   return work.status();
 }
 
 template <class Device>
 void DeviceTable<Device>::ApplyRange(Exec& exec, const RowOptimizer& optimizer, KeySpan keys,
                                      const RowId* rows, const float* gradients, size_t begin,
-                                     size_t end, uint64_t step, Tick tick) {
+                                     size_t end, uint64_t rounding, Tick tick) {
   const size_t n = end - begin;
   Work work(*this, &exec);
   RowId* resolved = work.template Take<RowId>(n);
   uint32_t* nonfinite = work.template Take<uint32_t>(n);
   if (resolved == nullptr || nonfinite == nullptr) return;
   Batch batch = BatchOf(KeysAt(keys).From(begin), n, stamps_.Encode(tick), resolved);
-  batch.step = step;
+  batch.step = rounding;
   batch.gradients = {gradients + begin * static_cast<size_t>(options_.dim)};
   if (any_cold()) {
     const Status held = HoldFound(work, batch, rows + begin);

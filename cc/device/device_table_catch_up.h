@@ -1,5 +1,4 @@
-// DeviceTable: rows that make up for missed steps (cc/table/catch_up.h). Included by device_table.h
-// only.
+// DeviceTable: rows that make up for missed steps (cc/table/catch_up.h).
 #ifndef DYNEMB_DEVICE_DEVICE_TABLE_CATCH_UP_H_
 #define DYNEMB_DEVICE_DEVICE_TABLE_CATCH_UP_H_
 
@@ -10,6 +9,7 @@
 
 #include "cc/device/device_table.h"
 #include "cc/device/device_table_state.h"
+#include "cc/device/device_table_work.h"
 #include "cc/device/kernels_catch_up.h"
 #include "cc/table/codec.h"
 #include "cc/table/optimizer_formulas.h"

@@ -1,5 +1,4 @@
-// DeviceTable::CheckInvariants: copies the whole structure to the host and checks it. Included by
-// device_table.h only.
+// DeviceTable::CheckInvariants: copies the whole structure to the host and checks it.
 #ifndef DYNEMB_DEVICE_DEVICE_TABLE_CHECK_H_
 #define DYNEMB_DEVICE_DEVICE_TABLE_CHECK_H_
 
@@ -10,6 +9,7 @@
 #include <vector>
 
 #include "cc/device/device_table.h"
+#include "cc/device/device_table_work.h"
 #include "cc/table/require.h"
 
 namespace dynemb {

@@ -1,5 +1,4 @@
-// DeviceTable: cold rows (cc/table/cold_rows.h), of a table whose memory is limited. Included by
-// device_table.h only.
+// DeviceTable: cold rows (cc/table/cold_rows.h), of a table whose memory is limited.
 //
 //   FindRows misses -> ListAbsent -> ColdRows::Find, on the host -> MoveIn: an Insert of these rows
 //   Insert -> PlanLeaving -> evicted rows -> Leave: one gather, one copy, ColdRows::Add
@@ -18,6 +17,7 @@
 
 #include "cc/device/device_table.h"
 #include "cc/device/device_table_state.h"
+#include "cc/device/device_table_work.h"
 #include "cc/device/kernels_cold.h"
 #include "cc/device/parts.h"
 #include "cc/table/phase.h"

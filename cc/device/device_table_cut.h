@@ -1,5 +1,4 @@
 // DeviceTable: cuts, and the copies of rows that batches save before they overwrite or evict them.
-// Included by device_table.h only.
 #ifndef DYNEMB_DEVICE_DEVICE_TABLE_CUT_H_
 #define DYNEMB_DEVICE_DEVICE_TABLE_CUT_H_
 
@@ -10,6 +9,7 @@
 
 #include "cc/device/device_table.h"
 #include "cc/device/device_table_state.h"
+#include "cc/device/device_table_work.h"
 
 namespace dynemb {
 

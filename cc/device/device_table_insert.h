@@ -1,5 +1,4 @@
 // DeviceTable: creating and erasing rows, making room for them, and the lookups that insert.
-// Included by device_table.h only.
 #ifndef DYNEMB_DEVICE_DEVICE_TABLE_INSERT_H_
 #define DYNEMB_DEVICE_DEVICE_TABLE_INSERT_H_
 
@@ -7,6 +6,8 @@
 #include <string>
 
 #include "cc/device/device_table.h"
+#include "cc/device/device_table_batch.h"
+#include "cc/device/device_table_work.h"
 #include "cc/device/parts.h"
 #include "cc/table/phase.h"
 
@@ -224,7 +225,7 @@ Status DeviceTable<Device>::PinFound(Work& work, Batch& batch, const std::vector
   size_t words = 0;
   for (size_t t = 0; t < batch.tables.size(); ++t) {
     DeviceTable& table = *batch.tables[t];
-    // Rows that other calls at this tick have used may become cold, so only those of this call are
+    // Rows that other calls at this tick have used may become cold, so only this call's rows are
     // pinned.
     if (!evicts[t] || (table.scoring_.by_time() && table.cold_ == nullptr)) continue;
     pinning.push_back(&table);

@@ -1,4 +1,4 @@
-// DeviceTable: promotion of rows between tiers. Included by device_table.h only.
+// DeviceTable: promotion of rows between tiers.
 #ifndef DYNEMB_DEVICE_DEVICE_TABLE_TIERS_H_
 #define DYNEMB_DEVICE_DEVICE_TABLE_TIERS_H_
 
@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cc/device/device_table.h"
+#include "cc/device/device_table_work.h"
 #include "cc/device/parts.h"
 #include "cc/table/phase.h"
 

@@ -1,14 +1,12 @@
 #include "cc/tf/place.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "cc/device/simulated_place.h"
 #include "cc/file/file_rows.h"
 #include "cc/tf/table_resource.h"
 #include "tensorflow/core/lib/core/threadpool.h"
@@ -32,11 +30,6 @@ using DeviceAddress = stream_executor::DeviceAddressBase;
 using DeviceAddress = stream_executor::DeviceMemoryBase;
 #endif
 
-bool DeviceIsSimulated() {
-  const char* const value = std::getenv("TF_DYNEMB_SIMULATED_DEVICE");
-  return value != nullptr && std::strcmp(value, "1") == 0;
-}
-
 // The cold rows of a table with files.
 Status MakeColdRows(const TableOptions& options, std::unique_ptr<ColdRows>* cold) {
   if (options.file_path.empty()) return Status();
@@ -47,23 +40,17 @@ Status MakeColdRows(const TableOptions& options, std::unique_ptr<ColdRows>* cold
 
 absl::Status MakeCpuTable(tf::OpKernelContext* ctx, const TableOptions& options,
                           std::unique_ptr<Table>* table, Lookups** lookups) {
-  if (options.tier == Tier::kHost) {
-    PoolExec exec = MakeHostExec(ctx);
-    *lookups = &HostLookups();
-    if (options.file_path.empty()) return ToAbsl(Table::Create(options, table, &exec));
-    std::unique_ptr<ColdRows> cold;
-    DYNEMB_RETURN_IF_LIBRARY_ERROR(MakeColdRows(options, &cold));
-    return ToAbsl(Table::Create(options, std::move(cold), options.max_dram_bytes, table, &exec));
-  }
-  if (!DeviceIsSimulated()) {
+  if (options.tier != Tier::kHost) {
     return absl::FailedPreconditionError(absl::StrCat("table '", options.name,
                                                       "' has its rows in a GPU's memory, but ",
                                                       ctx->device()->name(), " is not a GPU"));
   }
-  *lookups = &SimulatedLookups();
+  PoolExec exec = MakeHostExec(ctx);
+  *lookups = &HostLookups();
+  if (options.file_path.empty()) return ToAbsl(Table::Create(options, table, &exec));
   std::unique_ptr<ColdRows> cold;
   DYNEMB_RETURN_IF_LIBRARY_ERROR(MakeColdRows(options, &cold));
-  return ToAbsl(MakeSimulatedTable(options, table, std::move(cold)));
+  return ToAbsl(Table::Create(options, std::move(cold), options.max_dram_bytes, table, &exec));
 }
 
 // The stream of an operator on a GPU.
@@ -166,13 +153,13 @@ absl::Status MakeTable(tf::OpKernelContext* ctx, const TableOptions& options,
 
 absl::Status GetLookups(tf::OpKernelContext* ctx, Lookups** lookups) {
   if (OnGpu(ctx)) return GetGpuLookups(ctx, lookups);
-  *lookups = DeviceIsSimulated() ? &SimulatedLookups() : &HostLookups();
+  *lookups = &HostLookups();
   return absl::OkStatus();
 }
 
 absl::Status GetExchange(tf::OpKernelContext* ctx, Exchange** exchange) {
   if (OnGpu(ctx)) return GetGpuExchange(ctx, exchange);
-  *exchange = DeviceIsSimulated() ? &SimulatedExchange() : &HostExchange();
+  *exchange = &HostExchange();
   return absl::OkStatus();
 }
 

@@ -266,7 +266,7 @@ class LoadRowsOp : public OneTableOp {
     TF_RETURN_IF_ERROR(CheckDType(table, vectors.dtype(), "vectors"));
     TF_RETURN_IF_ERROR(CheckVectors(keys, vectors, table.options().dim, "vectors"));
     TF_RETURN_IF_ERROR(CheckShape(ctx->input(4), tf::TensorShape({n}), "updates"));
-    // No scores: they are those of new rows.
+    // Without scores, rows get the scores of new rows.
     const bool has_scores = ctx->input(5).NumElements() != 0;
     if (has_scores) TF_RETURN_IF_ERROR(CheckShape(ctx->input(5), tf::TensorShape({n}), "accesses"));
     int64_t base, tick;
@@ -360,8 +360,7 @@ class SwapRowsOp : public DynembOp {
     TableLock lock(tables, TableLock::Mode::kExclusive);
     ProcessClock().Advance(static_cast<Tick>(tick), utc_ns);
     for (int t = 0; t < n; ++t) tables[t]->SwapRows(tables[n + t], static_cast<Tick>(tick));
-    for (const Table* table : tables) DYNEMB_RETURN_IF_LIBRARY_ERROR(table->Error());
-    return absl::OkStatus();
+    return ErrorOf(tables);
   }
 };
 

@@ -18,6 +18,7 @@
 #include "cc/table/scratch.h"
 #include "cc/table/table.h"
 #include "tests/cc/replaced_new.h"
+#include "tests/cc/sanitizers.h"
 
 namespace {
 
@@ -227,6 +228,7 @@ void ExpectShrinkFrees(const Call& call, Scratch* scratch) {
 }
 
 TEST_P(AllocationTest, ShrinkFreesHugeBatches) {
+  SKIP_UNDER_TSAN("a test of memory: other tests run the same code");
   constexpr size_t kHuge = kKeptBytes / sizeof(uint64_t) + 1;
   std::vector<uint64_t> keys(kHuge);
   std::vector<uint32_t> index(kHuge);

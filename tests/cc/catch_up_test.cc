@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "tests/cc/sanitizers.h"
 #include "tests/cc/table_suites.h"
 
 namespace dynemb {
@@ -15,7 +16,8 @@ namespace {
 const TableKind kHostTables[] = {HostTable(KeyType::kInt64, DType::kFloat32),
                                  HostTable(KeyType::kInt32, DType::kFloat32),
                                  HostTable(KeyType::kUint64, DType::kBfloat16)};
-INSTANTIATE_CATCH_UP_SUITES(HostCatchUp, kHostTables);
+// Threads divide the work in the same way for all types.
+INSTANTIATE_CATCH_UP_SUITES(HostCatchUp, OnlyIf(kUnderTsan, {0}, kHostTables));
 
 // A record since a watermark has all later steps, or says that it has forgotten some of them.
 TEST(CatchUpRecord, StepsSinceAWatermarkAreComplete) {

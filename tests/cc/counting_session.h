@@ -12,7 +12,7 @@
 #include <memory>
 #include <vector>
 
-#include "cc/device/simulated_tables.h"
+#include "tests/simulated/simulated_tables.h"
 
 namespace dynemb {
 

@@ -8,6 +8,7 @@
 #include <limits>
 #include <new>
 #include <random>
+#include <type_traits>
 #include <unordered_map>
 #include <unordered_set>
 #include <vector>
@@ -15,7 +16,7 @@
 #include "cc/lookup/distinct.h"
 #include "tests/cc/chosen_keys.h"
 #include "tests/cc/execs.h"
-#include "tests/cc/test_length.h"
+#include "tests/cc/sanitizers.h"
 
 // Counts allocations of arrays, because a repeated Run must make none. (Closures are small, and
 // allowed.) Not inlined: otherwise the compiler would warn that delete frees a pointer of malloc.
@@ -60,7 +61,9 @@ class DedupTest : public testing::Test {
   }
 };
 
-using KeyTypes = testing::Types<uint64_t, uint32_t>;
+// Threads divide the work in the same way for both key types.
+using KeyTypes =
+    std::conditional_t<kUnderTsan, testing::Types<uint64_t>, testing::Types<uint64_t, uint32_t>>;
 TYPED_TEST_SUITE(DedupTest, KeyTypes);
 
 // Checks all guarantees of the header about one Run.
@@ -318,10 +321,10 @@ Work WorkOf(const std::vector<K>& keys, const Owners& owners = Owners()) {
 
 // Ids of one of the 2^b shards of an upstream system, given by the top or the low bits of a hash.
 TYPED_TEST(DedupTest, UpstreamShardsCostNoMoreThanOtherKeys) {
+  SKIP_UNDER_SANITIZERS("a test of speed: other tests run the same code");
   for (const testing_keys::Sharding& sharding : testing_keys::kShardings) {
     for (int b : {1, 4, 8, 10, 12, 16}) {
       if (sizeof(TypeParam) == 4 && b > 8) continue;  // there are too few ids
-      if (kSanitized && b > 8) continue;              // finding the ids takes 2^24 hashes
       SCOPED_TRACE(testing::Message() << sharding.name << ", " << b << " bits");
       const auto keys =
           testing_keys::IdsOfShard<TypeParam>(sharding, b, size_t{1} << std::min(15, 24 - b));
@@ -350,6 +353,7 @@ std::vector<uint64_t> KeysWithSimilarHashes(size_t n, int low_bits, int top_bits
 }
 
 TEST(DedupOfChosenKeys, IsLinear) {
+  SKIP_UNDER_SANITIZERS("a test of speed: other tests run the same code");
   Dedup<uint64_t> dedup;
   for (const auto& bits :
        std::vector<std::pair<int, int>>{{20, 0}, {32, 0}, {0, 20}, {0, 32}, {20, 20}, {32, 12}}) {
@@ -396,6 +400,7 @@ void CheckDistinct(bool sorts, const std::vector<uint64_t>& keys) {
 }
 
 TEST(Distinct, SortsIfAllHashesCollide) {
+  SKIP_UNDER_TSAN("a test of chosen keys, in one thread");
   std::mt19937_64 random(7);
   for (size_t n : {1, 10, 500, 5000, 60000}) {
     for (uint64_t values : {1, 30, 3000, 1 << 30}) {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "tests/cc/failing_allocations.h"
+#include "tests/cc/sanitizers.h"
 #include "tests/cc/table_suite.h"
 
 namespace dynemb {
@@ -70,6 +71,7 @@ class LogModel {
 };
 
 TEST(DeletionLog, RandomOperations) {
+  SKIP_UNDER_TSAN("a long test in one thread");
   for (uint64_t seed = 1; seed <= 3; ++seed) {
     SCOPED_TRACE(seed);
     Random random(seed);

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "tests/cc/device_config.h"
+#include "tests/cc/sanitizers.h"
 #include "tests/cc/table_suites.h"
 
 namespace dynemb {
@@ -15,11 +16,15 @@ const TableKind kDeviceTables[] = {
     QuickTable(7, KeyType::kInt32, DType::kFloat32),
     QuickTable(100, KeyType::kUint64, DType::kBfloat16),
     SimulatedTable<ThreadsDevice>(-1, KeyType::kInt64, DType::kFloat32, 1)};
-INSTANTIATE_CATCH_UP_SUITES(Device, kDeviceTables);
+// Threads divide the work in the same way for all types.
+INSTANTIATE_CATCH_UP_SUITES(Device, OnlyIf(kUnderTsan, {0, 2}, kDeviceTables));
 
 const TableKind kWarpTables[] = {
     SimulatedTable<NarrowTeamsDevice>(5, KeyType::kInt64, DType::kFloat32, SlownessOfTeams(4))};
-INSTANTIATE_CATCH_UP_SUITES(DeviceWarp, kWarpTables);
+// Under sanitizers, other tests run the kernels of saved rows. Under the thread sanitizer, all of
+// catch-up is too slow for an emulated warp.
+INSTANTIATE_TABLE_SUITE(DeviceWarp, TableCatchUp, OnlyIf(kUnderTsan, {}, kWarpTables));
+INSTANTIATE_TABLE_SUITE(DeviceWarp, TableCatchUpSaved, OnlyIf(kSanitized, {}, kWarpTables));
 
 constexpr int64_t kDim = 4;
 
@@ -66,6 +71,7 @@ class Stepped {
 // A step with a new learning rate gives the device a run, an alpha and marks, and its lookup brings
 // rows up to date. None of this waits.
 TEST(DeviceCatchUp, StepsDoNotWait) {
+  SKIP_UNDER_SANITIZERS("counts the waits of steps that other tests take");
   ThreadsDevice device;
   ThreadsExec exec(2);
   TableOptions options;

@@ -4,11 +4,11 @@
 
 #include <memory>
 
-#include "cc/device/simulated_tables.h"
-#include "cc/table/lane_turns.h"
 #include "cc/table/table.h"
 #include "tests/cc/table_suite.h"
 #include "tests/cc/test_length.h"
+#include "tests/simulated/lane_turns.h"
+#include "tests/simulated/simulated_tables.h"
 
 namespace dynemb {
 namespace testing_table {

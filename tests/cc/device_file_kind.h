@@ -7,16 +7,16 @@
 #include <memory>
 #include <utility>
 
-#include "cc/device/simulated_tables.h"
 #include "cc/file/file_rows.h"
 #include "tests/cc/device_config.h"
 #include "tests/cc/file_table_kind.h"
+#include "tests/simulated/simulated_tables.h"
 
 namespace dynemb {
 namespace testing_table {
 
-// Memory holds `hbm_rows` rows of this state width in the device tier, and `host_rows` in that of
-// the host.
+// Memory holds `hbm_rows` rows of this state width in the device tier, and `host_rows` in the host
+// tier.
 template <class Device>
 Status MakeDeviceFileTable(TableOptions options, const FileOptions& files, uint64_t hbm_rows,
                            uint64_t host_rows, int64_t state_width, Device* device,

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "cc/device/gather_gradient.h"
-#include "cc/device/simulated_tables.h"
 #include "tests/cc/device_gather_model.h"
+#include "tests/simulated/simulated_tables.h"
 
 namespace dynemb {
 namespace {

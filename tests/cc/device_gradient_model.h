@@ -7,8 +7,8 @@
 #include <cstring>
 #include <vector>
 
-#include "cc/device/simulated_tables.h"
 #include "tests/cc/backward_model.h"
+#include "tests/simulated/simulated_tables.h"
 
 namespace dynemb {
 

@@ -7,10 +7,10 @@
 #include <utility>
 #include <vector>
 
-#include "cc/device/simulated_tables.h"
 #include "cc/device/sum_gradients.h"
 #include "tests/cc/device_gradient_cases.h"
 #include "tests/cc/simulated_devices.h"
+#include "tests/simulated/simulated_tables.h"
 
 namespace dynemb {
 namespace {

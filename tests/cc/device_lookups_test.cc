@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tests/cc/lookups_suite.h"
+#include "tests/cc/sanitizers.h"
 #include "tests/cc/simulated_lookups.h"
 #include "tests/cc/test_length.h"
 
@@ -27,6 +28,7 @@ INSTANTIATE_TYPED_TEST_SUITE_P(Simulated, LookupsTest, ForSimulatedDevices<Simul
 
 // A step waits only once, for the number of unique keys.
 TEST(DeviceLookups, StepsDoNotWait) {
+  SKIP_UNDER_SANITIZERS("counts the waits of steps that other tests take");
   using Place = Simulated<ThreadsDevice>;
   World<Place> world;
   std::vector<TableOptions> options = FourTables(24);
@@ -75,6 +77,7 @@ TEST(DeviceLookups, PromotesHotRowsWithoutTraining) {
 
 // Ten thousand steps, in which full tables evict and rows move between tiers, allocate no memory.
 TEST(DeviceLookups, StepsAllocateNoMemory) {
+  SKIP_UNDER_SANITIZERS("counts the memory of steps that other tests take");
   using Place = Simulated<ThreadsDevice>;
   World<Place> world;
   std::vector<TableOptions> options = FourTables(24);
@@ -84,7 +87,7 @@ TEST(DeviceLookups, StepsAllocateNoMemory) {
   }
   Random random(11);
   const auto host_bytes = [] { return mallinfo2().uordblks; };
-  const Tick warm = kSanitized ? 400 : 2000, last = kSanitized ? 2000 : 20000;
+  const Tick warm = 2000, last = 20000;
   size_t device_before = 0, host_before = 0;
   for (Tick tick = 1; tick < last; tick += 2) {
     {
@@ -101,11 +104,9 @@ TEST(DeviceLookups, StepsAllocateNoMemory) {
     }
   }
   EXPECT_EQ(Place::device().used(), device_before);
-  if (!kSanitized) {
-    // Freed memory that threads keep counts as used. A leak of 64 bytes per step would be twice as
-    // much as this limit.
-    EXPECT_LE(host_bytes(), host_before + (512 << 10));
-  }
+  // Freed memory that threads keep counts as used. A leak of 64 bytes per step would be twice as
+  // much as this limit.
+  EXPECT_LE(host_bytes(), host_before + (512 << 10));
   EXPECT_GT(world.table(0).stats().evictions, 1000u);
   EXPECT_GT(world.table(0).stats().promotions, 100u);
 }

@@ -13,13 +13,13 @@
 #include <vector>
 
 #include "cc/device/kernels_pool.h"
-#include "cc/device/simulated_tables.h"
 #include "cc/lookup/bag_combiner.h"
 #include "cc/lookup/weight_gradient.h"
 #include "cc/table/codec.h"
 #include "cc/table/initializer.h"
 #include "tests/cc/device_pool_batch.h"
 #include "tests/cc/simulated_devices.h"
+#include "tests/simulated/simulated_tables.h"
 
 namespace dynemb::device {
 namespace {

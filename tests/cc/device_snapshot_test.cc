@@ -1,8 +1,8 @@
 // Snapshots of tables on a simulated device, with rows in both tiers.
 #include <memory>
 
-#include "cc/device/simulated_tables.h"
 #include "tests/cc/snapshot_suite.h"
+#include "tests/simulated/simulated_tables.h"
 
 namespace dynemb {
 namespace testing_table {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tests/cc/device_suite.h"
+#include "tests/cc/sanitizers.h"
 
 namespace dynemb {
 namespace testing_device {
@@ -295,6 +296,7 @@ void ExpectSorts(Session& session, const Read& read,
 }
 
 TYPED_TEST_P(DeviceWork, SortPairsMatchesTheStandardLibrary) {
+  SKIP_UNDER_TSAN("a long test in one thread");
   typename TestFixture::Session session(this->device(), TypeParam::StreamOf(0));
   const auto read = [](auto& s, const auto* p, size_t n) { return TestFixture::Read(s, p, n); };
   constexpr uint64_t kAny = ~uint64_t{0};

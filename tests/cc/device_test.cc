@@ -5,13 +5,13 @@
 
 #include "cc/device/block_pool.h"
 #include "cc/device/registered_memory.h"
-#include "cc/device/simulated_device.h"
 #include "cc/device/stream_exec.h"
 #include "cc/device/thread_lane.h"
 #include "cc/table/exec.h"
-#include "cc/table/lanes_lockstep.h"
 #include "tests/cc/device_suite_memory.h"
 #include "tests/cc/device_suite_work.h"
+#include "tests/simulated/lanes_lockstep.h"
+#include "tests/simulated/simulated_device.h"
 
 namespace dynemb {
 namespace testing_device {

@@ -11,12 +11,12 @@
 #include <utility>
 #include <vector>
 
-#include "cc/device/simulated_tables.h"
 #include "cc/device/wire.h"
 #include "cc/table/codec.h"
 #include "tests/cc/device_wire_model.h"
 #include "tests/cc/simulated_devices.h"
 #include "tests/cc/wire_model.h"
+#include "tests/simulated/simulated_tables.h"
 
 namespace dynemb {
 namespace {

@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "cc/device/device_lookups.h"
-#include "cc/device/simulated_tables.h"
 #include "cc/lookup/bags.h"
 #include "cc/table/changes.h"
 #include "cc/table/evicted_rows.h"
@@ -22,6 +21,7 @@
 #include "cc/table/hash.h"
 #include "cc/table/optimizer.h"
 #include "tests/cc/device_file_kind.h"
+#include "tests/simulated/simulated_tables.h"
 
 namespace dynemb {
 namespace {
@@ -286,7 +286,7 @@ TEST_F(DeviceWorkTest, WhileACutIsRead) {
 TEST_F(DeviceWorkTest, OfTablesThatGrow) {
   PrintHead();
   MakeTables(OptimizerKind::kAdagrad, kKeys, 0);
-  // The batches in which all tables grow are those with the most work.
+  // The batches in which all tables grow have the most work.
   DeviceWork most;
   for (int batch = 0; batch < 40; ++batch) {
     Draw(1);

@@ -4,7 +4,7 @@
 // of cc/table/table.h and cc/lookup,
 //
 //   - the call fails with a Status or std::bad_alloc, and never ends the process;
-//   - each table's invariants hold, and its rows are those from before the call, or those that a
+//   - each table's invariants hold, and it has the rows from before the call, or the rows that a
 //     successful call leaves;
 //   - a call that reports success has done its work;
 //   - the repeated call succeeds with the same outputs, and training continues.
@@ -66,7 +66,8 @@ inline std::vector<Setup> Setups() {
     setups.push_back({kind, 4, DType::kFloat32, 1});
     setups.push_back({kind, 300, DType::kBfloat16, 1});
     setups.push_back({kind, 4, DType::kBfloat16, 4});
-    setups.push_back({kind, 300, DType::kFloat32, 4});
+    // Other tests run long rows with threads under sanitizers.
+    if (!kUnderAsan) setups.push_back({kind, 300, DType::kFloat32, 4});
   }
   // Full, and rows of the batch have to be pinned.
   setups.push_back({Kind::kCounts, 4, DType::kFloat32, 1});

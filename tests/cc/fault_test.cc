@@ -237,7 +237,17 @@ TEST_P(TableFaultTest, SnapshotNextAndRead) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Setups, TableFaultTest, ::testing::ValuesIn(Setups()),
+// Under the address sanitizer, not every kind of table has long rows.
+std::vector<Setup> TableSetups() {
+  std::vector<Setup> setups;
+  for (const Setup& s : Setups()) {
+    const bool runs = s.dim == 4 || s.kind == Kind::kGrows || s.kind == Kind::kCounts;
+    if (!kUnderAsan || runs) setups.push_back(s);
+  }
+  return setups;
+}
+
+INSTANTIATE_TEST_SUITE_P(Setups, TableFaultTest, ::testing::ValuesIn(TableSetups()),
                          ::testing::PrintToStringParamName());
 
 }  // namespace

@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "cc/device/device_lookups.h"
-#include "cc/device/simulated_tables.h"
 #include "cc/file/file_rows.h"
 #include "cc/lookup/bags.h"
 #include "cc/lookup/lookups.h"
@@ -28,6 +27,7 @@
 #include "tests/cc/file_table_kind.h"
 #include "tests/cc/test_files.h"
 #include "tests/cc/test_length.h"
+#include "tests/simulated/simulated_tables.h"
 
 namespace dynemb {
 namespace testing_table {

@@ -16,6 +16,7 @@
 #include "cc/table/lanes.h"
 #include "cc/table/table.h"
 #include "tests/cc/rows_are_keys.h"
+#include "tests/cc/sanitizers.h"
 #include "tests/cc/table_suite.h"
 
 namespace dynemb {
@@ -172,6 +173,7 @@ TEST(InsertPlanTest, BuildHeldPlansForTheOtherKeys) {
 }
 
 TEST(InsertPlanTest, ShrinkFreesLargeArrays) {
+  SKIP_UNDER_TSAN("a test of memory: other tests run the same code");
   Index index;
   Fill(&index, 3000);
   ThreadsExec exec(2);

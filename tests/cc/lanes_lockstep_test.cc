@@ -1,6 +1,6 @@
 // LockstepLanes: its collectives return the same results as one lane's, and teams that contend for
 // a few buckets give every key a separate slot.
-#include "cc/table/lanes_lockstep.h"
+#include "tests/simulated/lanes_lockstep.h"
 
 #include <gtest/gtest.h>
 
@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "cc/table/bucket_ops.h"
-#include "cc/table/lane_turns.h"
 #include "cc/table/lanes.h"
+#include "tests/simulated/lane_turns.h"
 
 namespace dynemb {
 namespace {
@@ -75,7 +75,7 @@ class Crowd {
 
   static Probe ProbeOf(uint64_t key) { return MakeProbe(MixKey(key)); }
 
-  // Checks that each held row is found at its slot, and that the overflow counts are those of the
+  // Checks that each held row is found at its slot, and that the overflow counts agree with the
   // held keys. Returns the number of held rows.
   uint32_t Check() {
     OneLane lane;

@@ -15,7 +15,7 @@
 
 #include "cc/table/codec.h"
 #include "cc/table/lanes.h"
-#include "cc/table/lanes_lockstep.h"
+#include "tests/simulated/lanes_lockstep.h"
 
 namespace dynemb {
 namespace {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cc/table/exec.h"
+#include "tests/cc/sanitizers.h"
 
 namespace dynemb {
 namespace {
@@ -206,6 +207,7 @@ TEST(RowStore, ChangeLayoutMovesManyRows) {
 
 // Presize and Prefault do not affect ids, contents or counts, nor a change of the layout.
 TEST(RowStore, PresizeAndPrefaultAffectOnlySpeed) {
+  SKIP_UNDER_ASAN("a test of speed: other tests run the same code");
   SerialExec exec;
   const RowLayout layout(8, DType::kFloat32, 16, 0);
   const std::vector<float> state(4, 0.5f);

@@ -4,12 +4,12 @@
 
 #include <gtest/gtest.h>
 
-#include "cc/device/simulated_tables.h"
+#include "tests/simulated/simulated_tables.h"
 
 namespace dynemb {
 
 // OfDevice<Device> for each device. Emulated teams are slow: under thread sanitizer there are none.
-// Under address sanitizer there are only those of 4.
+// Under address sanitizer there are only teams of 4.
 #if defined(__SANITIZE_THREAD__)
 template <template <class> class OfDevice>
 using ForSimulatedDevices = testing::Types<OfDevice<ThreadsDevice>>;

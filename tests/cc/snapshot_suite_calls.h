@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "cc/table/snapshot.h"
+#include "tests/cc/sanitizers.h"
 #include "tests/cc/snapshot_model.h"
 #include "tests/cc/table_suite.h"
 
@@ -215,6 +216,7 @@ TEST_F(SnapshotTest, ForgottenDeletions) {
 // A million deletions are remembered. If there are more, the oldest are forgotten, and a cut that
 // needs them is refused.
 TEST_F(SnapshotTest, MoreDeletionsThanAreRemembered) {
+  SKIP_UNDER_TSAN("which deletions are remembered does not depend on threads");
   Kind kind = kPlain;
   kind.key_type = KeyType::kInt32;
   kind.dtype = DType::kFloat16;

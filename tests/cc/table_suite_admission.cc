@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cc/table/snapshot.h"
+#include "tests/cc/sanitizers.h"
 #include "tests/cc/table_suites.h"
 #include "tests/cc/test_length.h"
 
@@ -273,6 +274,7 @@ TABLE_TEST(TableAdmission, ProbabilityIsThatOfTheHost) {
 // out of them, and share counters. Everything is the same, including the bits of the counters,
 // which each of the tables loads from the other.
 TABLE_TEST(TableAdmission, RandomCallsDoWhatTheyDoOnTheHost) {
+  if (f.slowness() > 100) SKIP_UNDER_TSAN("too slow for an emulated warp");
   using namespace admission;
   for (const bool expires : {false, true}) {
     for (const auto unadmitted : {Unadmitted::kZeros, Unadmitted::kSkip}) {

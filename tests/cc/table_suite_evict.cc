@@ -1,4 +1,5 @@
 // Tables at max_capacity: which rows are evicted, which stay, and which batches are refused.
+#include "tests/cc/sanitizers.h"
 #include "tests/cc/table_suites.h"
 
 namespace dynemb {
@@ -42,6 +43,7 @@ TABLE_TEST(TableEvict, BatchAlwaysFits) {
 }
 
 TABLE_TEST(TableEvict, VictimsAreOld) {
+  SKIP_UNDER_TSAN("a test of which rows are chosen, not of threads");
   if (f.slowness() > 200) GTEST_SKIP() << "too slow for a whole emulated warp";
   if (f.cold()) GTEST_SKIP() << "a segment has too few rows at this size";
   const size_t generations = 50;
@@ -246,6 +248,7 @@ TABLE_TEST(TableEvict, StrategyNone) {
 
 // Keys of one segment need more victims than that segment has.
 TABLE_TEST(TableEvict, OneSegmentEvictsFromOthers) {
+  SKIP_UNDER_TSAN("a test of which rows are chosen, not of threads");
   if (f.key_type() == KeyType::kInt32) GTEST_SKIP() << "needs keys of 64 bits";
   if (f.slowness() > 200) GTEST_SKIP() << "too slow for a whole emulated warp";
   for (const bool crowded : {false, true}) {

@@ -3,6 +3,7 @@
 #include <map>
 #include <set>
 
+#include "tests/cc/sanitizers.h"
 #include "tests/cc/table_suites.h"
 #include "tests/cc/test_length.h"
 
@@ -229,6 +230,7 @@ class ExpiryModel {
 };
 
 TABLE_TEST(TableExpiry, RandomCallsMatchTheModel) {
+  if (f.slowness() > 100) SKIP_UNDER_TSAN("too slow for an emulated warp");
   const size_t calls = Longer(f.Scaled(kSanitized ? 150 : 600, 24));
   const size_t most_keys = f.slowness() > 100 ? 12 : 60;
   for (const bool since_access : {false, true}) {

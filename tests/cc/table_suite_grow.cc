@@ -1,5 +1,6 @@
 // Growth: contents, row ids, threads, load, memory; and keys that agree in many bits of their
 // hashes.
+#include "tests/cc/sanitizers.h"
 #include "tests/cc/table_suites.h"
 #include "tests/cc/test_length.h"
 
@@ -36,6 +37,7 @@ TABLE_TEST(TableGrow, RowIdsAndVectorsStay) {
 }
 
 TABLE_TEST(TableGrow, PresizingChangesOnlyTheCost) {
+  SKIP_UNDER_TSAN("a test of speed: other tests run the same code");
   if (f.cold()) GTEST_SKIP() << "memory is presized for the rows that it holds";
   const size_t n = f.Scaled(100000, f.slowness() > 200 ? 100 : 450);
   Subject small = f.Create(f.Options(1));
@@ -60,6 +62,7 @@ TABLE_TEST(TableGrow, PresizingChangesOnlyTheCost) {
 
 // The same calls give the same table, including row ids, on any Exec.
 TABLE_TEST(TableGrow, ExecDoesNotMatter) {
+  SKIP_UNDER_ASAN("large batches of calls that other tests make");
   if (f.slowness() > 1)
     GTEST_SKIP() << "teams of emulated warps race, so the contents of the table vary";
   SerialExec serial;
@@ -101,6 +104,7 @@ TABLE_TEST(TableGrow, ExecDoesNotMatter) {
 
 // Every key gets a slot, even if all hashes agree in 32 bits, or in almost all bits.
 TABLE_TEST(TableGrow, KeysOfOnePrefixAreInserted) {
+  SKIP_UNDER_TSAN("chosen keys: threads divide the work as with others");
   if (f.key_type() == KeyType::kInt32) GTEST_SKIP() << "needs keys of 64 bits";
   for (const bool crowded : {false, true}) {
     Subject t = f.Create(f.Options(1));
@@ -143,6 +147,7 @@ TABLE_TEST(TableGrow, KeysOfOnePrefixAreInserted) {
 
 // A full table also evicts if all new keys belong to one segment.
 TABLE_TEST(TableGrow, KeysOfOnePrefixEvict) {
+  SKIP_UNDER_TSAN("chosen keys: threads divide the work as with others");
   if (f.key_type() == KeyType::kInt32) GTEST_SKIP() << "needs keys of 64 bits";
   TableOptions options = f.Options(1);
   options.max_capacity = static_cast<int64_t>(f.Scaled(3000, 60));
@@ -200,6 +205,7 @@ TABLE_TEST(TableGrow, RepeatsDoNotGrowTheIndex) {
 }
 
 TABLE_TEST(TableGrow, CrowdedBucketOverflowsAndRecovers) {
+  SKIP_UNDER_TSAN("chosen keys: threads divide the work as with others");
   Subject t = f.Create(f.Options(1));
   if (t.key_size() != 8) GTEST_SKIP() << "needs keys of 64 bits";
   const size_t n = f.Scaled(370, 30);

@@ -3,6 +3,7 @@
 #include <map>
 
 #include "cc/table/score.h"
+#include "tests/cc/sanitizers.h"
 #include "tests/cc/score_model.h"
 #include "tests/cc/table_suites.h"
 #include "tests/cc/test_length.h"
@@ -12,6 +13,7 @@ namespace testing_table {
 namespace {
 
 TABLE_TEST(TableScores, RandomCallsMatchTheModel) {
+  if (f.slowness() > 100) SKIP_UNDER_TSAN("too slow for an emulated warp");
   for (const EvictStrategy strategy : kAllStrategies) {
     for (const size_t capacity : {size_t{3}, size_t{10}, size_t{28}}) {
       SCOPED_TRACE(testing::Message()
@@ -355,7 +357,7 @@ TABLE_TEST(TableScores, CutsHaveScores) {
       wanted.push_back(timed ? static_cast<int64_t>(base + score) : int64_t{score});
     }
     EXPECT_EQ(other.Scores(order), wanted);
-    // Without scores, rows have those of new rows, or the time of their last update.
+    // Without scores, rows have the scores of new rows, or the time of their last update.
     rows.scores = nullptr;
     ASSERT_TRUE(other->LoadRows(other.exec(), rows, other.tick() + 2).ok());
     const int64_t fresh = timed                               ? static_cast<int64_t>(base + 1)

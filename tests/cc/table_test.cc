@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cc/table/number_text.h"
+#include "tests/cc/sanitizers.h"
 #include "tests/cc/table_suites.h"
 
 namespace dynemb {
@@ -19,12 +20,13 @@ constexpr DType kF32 = DType::kFloat32;
 constexpr DType kF16 = DType::kFloat16;
 constexpr DType kBf16 = DType::kBfloat16;
 
-// BUILD runs them serially and with 2 and 4 threads.
+// BUILD runs them serially and with 2 and 4 threads. Under sanitizers, three of the pairs have all
+// key types and all vector types.
 const TableKind kHostTables[] = {
     HostTable(kI64, kF32), HostTable(kI64, kF16), HostTable(kI64, kBf16),
     HostTable(kI32, kF32), HostTable(kI32, kF16), HostTable(kI32, kBf16),
     HostTable(kU64, kF32), HostTable(kU64, kF16), HostTable(kU64, kBf16)};
-INSTANTIATE_TABLE_SUITES(Host, kHostTables);
+INSTANTIATE_TABLE_SUITES(Host, OnlyIf(kSanitized, {0, 4, 8}, kHostTables));
 
 TableOptions GoodOptions() {
   TableOptions options;
@@ -86,6 +88,7 @@ TEST(TableOptions, ValidOptionsAreKept) {
 
 // The bound of design.md: at most 32 bytes of metadata per row, at sizes up to a million rows.
 TEST(TableMemory, MetadataOfAMillionRows) {
+  SKIP_UNDER_TSAN("a test of memory, in one thread");
   TableOptions options = GoodOptions();
   options.init_capacity = 1;
   std::unique_ptr<Table> table;

@@ -6,14 +6,9 @@
 #include <cstdlib>
 #include <string>
 
-namespace dynemb {
+#include "tests/cc/sanitizers.h"
 
-// Whether this is compiled for a sanitizer, under which everything is many times slower.
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-constexpr bool kSanitized = true;
-#else
-constexpr bool kSanitized = false;
-#endif
+namespace dynemb {
 
 // n, times the factor in the environment variable TABLE_TEST_LONGER (`make soak`).
 inline size_t Longer(size_t n) {

@@ -16,6 +16,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "tests/cc/sanitizers.h"
 #include "tests/cc/table_suite.h"
 #include "tests/cc/test_length.h"
 #include "tests/cc/zipf.h"
@@ -151,6 +152,7 @@ TYPED_TEST_P(Tiers, RowsWithHighScoresArePromoted) {
 
 // A scan that reads each row once, such as an export for serving, moves no row.
 TYPED_TEST_P(Tiers, ScanMovesNoRow) {
+  SKIP_UNDER_TSAN("a test of which rows are chosen, not of threads");
   SerialExec exec;
   Subject t = this->Make(TierOptions(4), 100, &exec);
   const Keys hot = Progression(0, 100);
@@ -169,6 +171,7 @@ TYPED_TEST_P(Tiers, ScanMovesNoRow) {
 
 // A candidate that is erased, or whose row is given to another key, is not promoted.
 TYPED_TEST_P(Tiers, ErasedCandidatesAreNotPromoted) {
+  SKIP_UNDER_TSAN("a test of which rows are chosen, not of threads");
   SerialExec exec;
   Subject t = this->Make(TierOptions(4), 10, &exec);
   t.FindOrInsert(Progression(0, 10));

@@ -1,8 +1,9 @@
 // The contract suite of tables with two tiers, on simulated devices.
 #include <memory>
 
-#include "cc/device/simulated_tables.h"
+#include "cc/device/device_table_members.h"
 #include "tests/cc/tiers_suite.h"
+#include "tests/simulated/simulated_tables.h"
 
 namespace dynemb {
 namespace testing_table {

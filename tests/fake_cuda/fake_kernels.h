@@ -10,8 +10,8 @@
 #include "cc/device/device.h"
 #include "cc/device/thread_lane.h"
 #include "cc/table/exec.h"
-#include "cc/table/lanes_lockstep.h"
 #include "tests/fake_cuda/fake_cuda.h"
+#include "tests/simulated/lanes_lockstep.h"
 
 namespace dynemb {
 namespace fake_cuda {

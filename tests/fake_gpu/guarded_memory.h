@@ -25,7 +25,7 @@
 #include <mutex>
 #include <vector>
 
-#include "cc/device/simulated_guard.h"
+#include "tests/simulated/simulated_guard.h"
 
 namespace dynemb {
 

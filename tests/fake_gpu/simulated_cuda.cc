@@ -3,8 +3,8 @@
 
 #include "cc/device/cuda_exchange.h"
 #include "cc/device/cuda_table.h"
-#include "cc/device/simulated_place.h"
 #include "cc/device/stream_exec.h"
+#include "tests/simulated/simulated_place.h"
 
 namespace dynemb {
 

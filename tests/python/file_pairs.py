@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import gpu
 import keras
 import numpy as np
-import simulated
 import table_reader
 import tensorflow as tf
 
@@ -35,7 +35,7 @@ def in_files(folder, dim=4, rows=100, states=0, dtype=tf.float32, **options):
     """A table of which memory holds about `rows` rows; on a device, in two tiers."""
     limit = memory_of(rows, row_bytes(dim, states, dtype))
     limits = {"var_type": "file", "max_dram_for_vectors": limit}
-    if simulated.ON_DEVICE:
+    if gpu.ON:
         bytes_per_row, on_device = device_row_bytes(dim, states, dtype), rows // 3
         limits = {
             "var_type": "hybrid",

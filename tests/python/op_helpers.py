@@ -2,9 +2,9 @@
 
 import contextlib
 
+import gpu
 import ml_dtypes
 import numpy as np
-import simulated
 import tensorflow as tf
 
 from tf_dynemb import _ops
@@ -27,8 +27,7 @@ HYPER = np.array([0.5, 0.9, 0.999, 1e-7, 0.5, 0, 0, 0, 0, -0.5, 0, 1], np.float3
 def make_table(dim=4, key=tf.int64, dtype=tf.float32, initial=0.0, random=False, **options):
     """Creates a table whose initial vectors are the constant(s) `initial`, or random.
 
-    TensorFlow would put it on a GPU if it sees one: tables in host memory, and tables of a
-    simulated device, are on the CPU.
+    TensorFlow would put tables in host memory on a GPU, too, if it sees one.
     """
     if random:
         kinds, args = ["uniform"], [-1.0, 1.0]
@@ -37,11 +36,11 @@ def make_table(dim=4, key=tf.int64, dtype=tf.float32, initial=0.0, random=False,
         kinds = ["constant"] * len(columns)
         args = [float(x) for c in columns for x in (c, 0.0)]
     options.setdefault("stochastic_rounding", False)
-    if simulated.ON_DEVICE:
+    if gpu.ON:
         options.setdefault("tier", "hybrid")
-        options.setdefault("max_hbm_bytes", simulated.HBM_BYTES)
-    on_cpu = options.get("tier", "host") == "host" or simulated.device_is_simulated()
-    with tf.device(_ops.CPU) if on_cpu else contextlib.nullcontext():
+        options.setdefault("max_hbm_bytes", gpu.HBM_BYTES)
+    in_host_memory = options.get("tier", "host") == "host"
+    with tf.device(_ops.CPU) if in_host_memory else contextlib.nullcontext():
         return ops.dynemb_table(
             key_dtype=key,
             dtype=dtype,

@@ -3,10 +3,10 @@
 import json
 import pathlib
 
+import gpu
 import numpy as np
 import pytest
 import rank_threads
-import simulated
 import tensorflow as tf
 
 import tf_dynemb as de
@@ -176,7 +176,7 @@ def test_readers_return_what_lookups_do(tmp_path, unadmitted, value):
     assert table.default_vector is None
 
 
-@pytest.mark.skipif(simulated.ON_GPU, reason="ranks that are threads get each other's tensors")
+@pytest.mark.skipif(gpu.ON, reason="ranks that are threads get each other's tensors")
 @pytest.mark.parametrize("counters", [50, 2000])
 @pytest.mark.parametrize("before", [1, 2, 3])
 def test_counters_survive_resharding(tmp_path, monkeypatch, before, counters):

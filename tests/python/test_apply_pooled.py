@@ -1,9 +1,9 @@
 """DynembApplyPooledGradients, and when the optimizer uses it."""
 
+import gpu
 import keras
 import numpy as np
 import pytest
-import simulated
 import tensorflow as tf
 from op_helpers import HYPER, export, lookup_sparse, make_table, ops, random_bags
 
@@ -226,7 +226,7 @@ def test_a_traced_step_sums_and_applies_at_once(optimizer):
     used = assert_trains_alike(lambda: Training(OPTIMIZERS[optimizer]))
     at_once = {"DynembApplyPooledGradients"}
     separate = {"DynembLookupSparseGrad", "DynembApplyGradients"}
-    if simulated.ON_DEVICE:
+    if gpu.ON:
         assert at_once <= used
         assert not separate & used
     else:

@@ -7,7 +7,6 @@ import warnings
 import keras
 import numpy as np
 import pytest
-import simulated
 import tensorflow as tf
 from catch_up_helpers import NUM_IDS, OPTIMIZERS, Pair
 
@@ -215,14 +214,13 @@ def test_changes_are_of_the_steps_since():
         assert not is_record(damaged)
 
 
-# A dump with state and one without for each optimizer; both dtypes occur with each. A simulated
-# device writes the same files as the host, so each optimizer has one dump there.
+# A dump with state and one without for each optimizer; both dtypes occur with each.
 @pytest.mark.parametrize(
     ("name", "with_state", "dtype"),
     [
         (name, with_state, tf.bfloat16 if with_state == (n < 2) else tf.float32)
         for n, name in enumerate(["adamw", "sgd decay", "sgd nesterov", "adam"])
-        for with_state in ((n % 2 == 0,) if simulated.ON else (False, True))
+        for with_state in (False, True)
     ],
     ids=lambda value: (
         ("vectors", "state")[value] if isinstance(value, bool) else getattr(value, "name", value)

@@ -1,18 +1,13 @@
-"""Tables on a simulated device: var_type, tiers, errors; and the tests of other modules."""
+"""Tables on a GPU, or on the fake one (tests/fake_gpu): var_type, tiers, errors."""
 
-import os
-import pathlib
-import re
-import subprocess
-import sys
 import types
 import warnings
 
+import gpu
 import keras
 import numpy as np
 import op_helpers as h
 import pytest
-import simulated
 import tensorflow as tf
 from tensorflow.python.framework import kernels, op_def_registry
 
@@ -24,18 +19,17 @@ from tf_dynemb.tables.options import TableOptions
 CPU = "/device:CPU:0"
 GB = 2.0**-30
 DIM = 4
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
-def device(monkeypatch):
-    """Tables on a device can be created."""
-    monkeypatch.setenv(simulated.ENVIRONMENT, "1")
+def device():
+    """Tables on a GPU can be created."""
+    if not gpu.ON:
+        pytest.skip("tables are not on a GPU")
 
 
 @pytest.fixture
-def no_device(monkeypatch):
-    monkeypatch.delenv(simulated.ENVIRONMENT, raising=False)
+def no_device():
     if tf.config.list_logical_devices("GPU"):
         pytest.skip("there is a GPU")
 
@@ -58,9 +52,9 @@ class TestPlace:
         with pytest.raises(tf.errors.FailedPreconditionError, match="GPU"):
             h.make_table(tier=tier)
 
-    def test_the_environment_simulates_a_device(self, device):
-        assert make().placement == Placement(CPU, "hybrid")
-        assert make(var_type="hbm").placement == Placement(CPU, "hbm")
+    def test_the_gpu_is_the_place_of_hybrid_and_hbm(self, device):
+        assert make().placement == Placement("/device:GPU:0", "hybrid")
+        assert make(var_type="hbm").placement == Placement("/device:GPU:0", "hbm")
         assert make(var_type="host").placement == Placement(CPU, "host")
 
     def test_hybrid_on_a_cpu_is_host_memory(self, device):
@@ -68,14 +62,12 @@ class TestPlace:
             assert make().placement.tier == "host"
             assert make(var_type="hbm").placement.tier == "hbm"
 
-    @pytest.mark.parametrize("simulate", [False, True])
-    def test_the_helper_of_tests_puts_tables_where_their_rows_are(self, monkeypatch, simulate):
+    def test_the_helper_of_tests_puts_tables_where_their_rows_are(self):
         """Otherwise they would be on the GPU of a machine that has one."""
-        monkeypatch.setenv(simulated.ENVIRONMENT, str(int(simulate)))
         with tf.Graph().as_default():
             assert h.make_table(tier="host").op.device == CPU
             for tier in ("hbm", "hybrid"):
-                assert h.make_table(tier=tier).op.device == (CPU if simulate else "")
+                assert h.make_table(tier=tier).op.device == ""
 
     def test_the_device_of_several_tables(self, monkeypatch):
         """The device that all tables share, by any of its names; otherwise the CPU."""
@@ -101,7 +93,6 @@ class TestPlace:
 
     def test_gpus(self, monkeypatch):
         """The choice of a GPU, with fake GPUs."""
-        monkeypatch.delenv(simulated.ENVIRONMENT, raising=False)
         gpus = [tf.config.LogicalDevice(f"/device:GPU:{i}", "GPU") for i in range(2)]
         monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: gpus)
         monkeypatch.setattr(placement, "has_gpu_kernels", lambda: True)
@@ -120,7 +111,6 @@ class TestPlace:
             placement.place("hbm")
 
     def test_a_gpu_that_no_table_can_use_is_reported_once(self, monkeypatch):
-        monkeypatch.delenv(simulated.ENVIRONMENT, raising=False)
         monkeypatch.setattr(placement, "has_gpu_kernels", lambda: False)
         seen = []
         monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: seen)
@@ -158,7 +148,7 @@ class TestTiers:
         assert nothing.stats()["device_rows"] == 0
 
     def test_the_default_device_tier_has_16_gib(self):
-        assert TableOptions().max_hbm_bytes in (16 << 30, simulated.HBM_BYTES)
+        assert TableOptions().max_hbm_bytes in (16 << 30, gpu.HBM_BYTES)
 
     def test_host_tables_have_no_device_rows(self):
         table = make(var_type="host")
@@ -293,22 +283,16 @@ class TestTogether:
         assert counts(follower) == counts(trained)
 
     def test_an_operator_refuses_tables_in_several_places(self, device):
-        host = h.make_table(tier="host", shared_name="mixed_host")
-        hbm = h.make_table(tier="hbm", shared_name="mixed_hbm")
+        """TensorFlow does: an operator on a device cannot have the resource of another one."""
+        host, hbm = h.make_table(tier="host"), h.make_table(tier="hbm")
         keys, bags = tf.constant([1], tf.int64), tf.constant(1, tf.int64)
-        both = "(?s)mixed_host.*mixed_hbm"
-        with pytest.raises(tf.errors.InvalidArgumentError, match=both):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="device"):
             h.lookup_sparse([host, hbm], [keys, keys], [bags, bags], [1, 1], [4, 4])
-        with pytest.raises(tf.errors.InvalidArgumentError, match=both):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="device"):
             h.apply_sgd([host, hbm], [keys, keys], [np.ones([1, 4], np.float32)] * 2)
-        with pytest.raises(tf.errors.InvalidArgumentError, match=r"mixed_host.*place"):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="device"):
             h.ops.dynemb_swap_rows([host], [hbm], 0, 0)
         assert h.size(host) == h.size(hbm) == 0
-
-    def test_a_shared_name_has_one_tier(self, device):
-        h.make_table(tier="host", shared_name="tier_of_name")
-        with pytest.raises(tf.errors.InvalidArgumentError, match=r"tier_of_name.*tier"):
-            h.make_table(tier="hbm", shared_name="tier_of_name")
 
     def test_dumps_do_not_depend_on_tiers(self, device, tmp_path):
         host, hybrid = (
@@ -355,8 +339,7 @@ class TestTogether:
             found = [one.lookup(keys[:50], insert=False) for one in (table, memory)]
             np.testing.assert_array_equal(*found)
 
-    def test_files_without_memory_need_a_device(self, monkeypatch, tmp_path):
-        monkeypatch.delenv(simulated.ENVIRONMENT, raising=False)
+    def test_files_without_memory_need_a_device(self, tmp_path):
         with tf.device("CPU"), pytest.raises(ValueError, match=r"max_dram_for_vectors=0 .*GPU"):
             make(file_path=str(tmp_path), max_dram_for_vectors=0)
 
@@ -431,36 +414,3 @@ def operators():
         # The module also has names of other libraries, such as typing.Any, TensorFlow's "Any".
         if operator is not None and name.startswith("Dynemb"):
             yield name, operator
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(simulated.ON_DEVICE, reason="this run already uses a device")
-def test_other_modules_with_device_tables():
-    files = [str(pathlib.Path(__file__).with_name(name)) for name in simulated.MODULES]
-    assert passed(files) > 200
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(simulated.ON_DEVICE, reason="this run already uses a device")
-def test_ranks_with_device_tables():
-    # The other optimizers step device tables in the modules above.
-    cases = "np2 and not long and not other_optimizers"
-    folder = ROOT / "tests/parallel/ranks"
-    modules = ("test_training.py", "test_admission.py", "test_file_tables.py")
-    files = [str(folder / name) for name in modules]
-    assert passed(files, "-k", cases) > 10
-
-
-def passed(files, *options):
-    """Runs the tests in files with tables on a device; returns their number. All must pass."""
-    command = [sys.executable, "-m", "pytest", "-v", "-x", "-p", "no:cacheprovider", *options]
-    run = subprocess.run(
-        [*command, *files],
-        cwd=ROOT,
-        env={**os.environ, simulated.ENVIRONMENT: "1"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert run.returncode == 0, run.stdout[-8000:] + run.stderr[-2000:]
-    return int(re.search(r"(\d+) passed", run.stdout).group(1))

@@ -1,8 +1,8 @@
 """The exchange operators: wrong inputs, counters, and inferred shapes."""
 
+import gpu
 import numpy as np
 import pytest
-import simulated
 import tensorflow as tf
 from exchange_ops_helpers import NAMES, Ranks, ops, pool_rows, route
 
@@ -62,7 +62,7 @@ def invalid(function, message):
         function()
 
 
-@pytest.mark.skipif(simulated.ON_DEVICE, reason="a device raises no error; see the next test")
+@pytest.mark.skipif(gpu.ON, reason="a device raises no error; see the next test")
 def test_index_past_the_rows_is_refused():
     one = tf.constant(1, tf.int64)
     index = tf.constant([0, 3], tf.uint32)
@@ -72,7 +72,7 @@ def test_index_past_the_rows_is_refused():
     invalid(lambda: ranks.gradient(1, ranks.pool_received(1), none, ["same"] * 2, 1), "0 rows")
 
 
-@pytest.mark.skipif(not simulated.ON_DEVICE, reason="the host raises an error; see the test before")
+@pytest.mark.skipif(not gpu.ON, reason="the host raises an error; see the test before")
 def test_index_past_the_rows_gives_zeros():
     one = tf.constant(1, tf.int64)
     index = tf.constant([0, 3], tf.uint32)

@@ -1,9 +1,9 @@
-"""Exports of models whose tables are in GPU memory: on a simulated device, except for names."""
+"""Exports of models whose tables are in GPU memory: on the fake GPU, except for names."""
 
+import gpu
 import keras
 import numpy as np
 import pytest
-import simulated
 import tensorflow as tf
 from tensorflow.python.saved_model import loader_impl
 from test_export_saved_model import apply_delta, load
@@ -17,11 +17,6 @@ GB = 2.0**-30
 DIM = 4
 IDS = tf.constant([[1, 2, 3], [-1, 150, 2**40]], tf.int64)
 KINDS = {"hbm": {}, "hybrid": {"max_hbm_for_vectors": 1024 * GB}, "host": {}}
-
-
-@pytest.fixture
-def device(monkeypatch):
-    monkeypatch.setenv(simulated.ENVIRONMENT, "1")
 
 
 def make_model(kinds):
@@ -47,8 +42,9 @@ def change(model, kinds, seed):
         table.erase(rng.integers(0, 200, 10))
 
 
+@pytest.mark.skipif(not gpu.ON, reason="tables are not on a GPU")
 @pytest.mark.parametrize("kinds", [["hbm"], ["hybrid"], ["hbm", "hybrid", "host"]], ids="+".join)
-def test_a_model_with_rows_on_a_device(device, tmp_path, kinds):
+def test_a_model_with_rows_on_a_device(tmp_path, kinds):
     """Rows of both tiers are in the SavedModel, whose tables are in the host's memory."""
     model = make_model(kinds)
     change(model, kinds, 1)

@@ -4,10 +4,10 @@ import contextlib
 import threading
 import time
 
+import gpu
 import keras
 import numpy as np
 import pytest
-import simulated
 import tensorflow as tf
 from file_pairs import DIM, Pair, check_same, draw, in_files
 from optimizer_cases import CASES
@@ -281,7 +281,7 @@ def test_explain_names_the_place(tmp_path):
     table.lookup(range(100))
     table.lookup(range(100, 200))
     tiers = [row.tier for row in table.explain(range(201))]
-    in_memory = {"host", "device"} if simulated.ON_DEVICE else {"host"}
+    in_memory = {"host", "device"} if gpu.ON else {"host"}
     assert set(tiers[:100]) <= {"file", *in_memory}
     assert tiers.count("file") == table.stats()["file_rows"] == 100
     assert set(tiers[100:200]) == in_memory

@@ -4,6 +4,7 @@ import inspect
 import math
 import pathlib
 
+import gpu
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -334,8 +335,8 @@ def test_tables_of_each_store(tmp_path):
     assert table["max_dram_for_vectors"] == 128 / 1024
 
 
-def test_tables_in_gpu_memory(monkeypatch):
-    monkeypatch.setenv("TF_DYNEMB_SIMULATED_DEVICE", "1")
+@pytest.mark.skipif(not gpu.ON, reason="tables are not on a GPU")
+def test_tables_in_gpu_memory():
     layer = embedding(store_options=device_mem())
     assert layer.tables[0].placement.tier == "hbm"
     layer = embedding(store_options=cached_host_mem(), tables=[TABLE] * 2)

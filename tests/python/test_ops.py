@@ -2,10 +2,10 @@
 
 import gc
 
+import gpu
 import numpy as np
 import op_helpers as h
 import pytest
-import simulated
 import tensorflow as tf
 from op_helpers import DIM, INITIAL, make, ops
 from tensorflow.python.framework import op_def_registry
@@ -82,7 +82,7 @@ class TestCreation:
         assert name in str(caught.value)
         assert h.size(h.make_table(**(options | {"init_capacity": 20}))) == 2
 
-    @pytest.mark.skipif(not simulated.ON_DEVICE, reason="a CPU has one tier")
+    @pytest.mark.skipif(not gpu.ON, reason="a CPU has one tier")
     @pytest.mark.parametrize(
         ("other", "message"),
         [

@@ -14,7 +14,6 @@ import threading
 import numpy as np
 import op_helpers as h
 import pytest
-import simulated
 import tensorflow as tf
 from op_helpers import ops
 
@@ -293,7 +292,6 @@ print([h.size(t) for t in tables], digest.hexdigest())
 """
 
 
-@pytest.mark.skipif(simulated.ON, reason="evictions of a table on a device depend on its threads")
 def test_bits_do_not_depend_on_the_number_of_threads():
     path = [str(HERE), str(HERE.parents[1]), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     env = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import os
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -51,9 +50,6 @@ class Placed(Protocol):
 def place(var_type: str) -> Placement:
     """Returns the place of a table of this `var_type`, created under the current `tf.device`.
 
-    The environment variable TF_DYNEMB_SIMULATED_DEVICE=1 is for tests: tables behave as on a GPU,
-    in the host's memory.
-
     Raises:
         ValueError: `var_type` is "hbm", and there is no GPU, or this build is for the CPU only.
     """
@@ -61,8 +57,6 @@ def place(var_type: str) -> Placement:
     kind = tf.DeviceSpec.from_string(wanted).device_type if wanted else None
     if var_type in ("host", "file") or (var_type == "hybrid" and kind == "CPU"):
         return Placement(CPU, "host")
-    if os.environ.get("TF_DYNEMB_SIMULATED_DEVICE") == "1":
-        return Placement(CPU, var_type)
     gpus = tf.config.list_logical_devices("GPU") if has_gpu_kernels() else []
     if gpus:
         return Placement(_short(wanted if kind == "GPU" else gpus[0].name), var_type)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 
+import gpu
 import keras
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ def tables_of(path, **options):
     """A table with files, and one in host memory."""
     options = {"name": "t", "seed": 5, **options}
     files = {"var_type": "file", "file_path": path, "max_dram_for_vectors": MEMORY}
-    if os.environ.get("TF_DYNEMB_SIMULATED_DEVICE") == "1":
+    if gpu.ON:
         tiers = {"max_hbm_for_vectors": MEMORY / 3, "max_dram_for_vectors": MEMORY * 2 / 3}
         files |= {"var_type": "hybrid", **tiers}
     return [

@@ -1,4 +1,5 @@
-#include "cc/device/simulated_tables.h"
+#include "cc/device/device_table_members.h"
+#include "tests/simulated/simulated_tables.h"
 
 namespace dynemb {
 

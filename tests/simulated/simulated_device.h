@@ -5,8 +5,8 @@
 // code that confuses them is found by the address sanitizer, or by a wrong row.
 //
 // The device counts what a GPU would be given (DeviceWork).
-#ifndef DYNEMB_DEVICE_SIMULATED_DEVICE_H_
-#define DYNEMB_DEVICE_SIMULATED_DEVICE_H_
+#ifndef DYNEMB_TESTS_SIMULATED_DEVICE_H_
+#define DYNEMB_TESTS_SIMULATED_DEVICE_H_
 
 #include <algorithm>
 #include <atomic>
@@ -23,10 +23,10 @@
 #include <vector>
 
 #include "cc/device/device.h"
-#include "cc/device/simulated_guard.h"
 #include "cc/table/arena.h"
 #include "cc/table/exec.h"
 #include "cc/table/status.h"
+#include "tests/simulated/simulated_guard.h"
 
 namespace dynemb {
 
@@ -390,4 +390,4 @@ class SimulatedDevice {
 
 }  // namespace dynemb
 
-#endif  // DYNEMB_DEVICE_SIMULATED_DEVICE_H_
+#endif  // DYNEMB_TESTS_SIMULATED_DEVICE_H_

@@ -4,8 +4,8 @@
 // A collective writes this lane's word, waits for the team at a barrier, and reads the words of the
 // other lanes. Two buffers alternate. A lane overwrites a buffer only two collectives later; by
 // then every lane has passed the barrier in between, and has therefore read the buffer.
-#ifndef DYNEMB_TABLE_LANES_LOCKSTEP_H_
-#define DYNEMB_TABLE_LANES_LOCKSTEP_H_
+#ifndef DYNEMB_TESTS_LANES_LOCKSTEP_H_
+#define DYNEMB_TESTS_LANES_LOCKSTEP_H_
 
 #include <atomic>
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 #include "cc/table/bucket.h"
 #include "cc/table/exec.h"
-#include "cc/table/lane_turns.h"
+#include "tests/simulated/lane_turns.h"
 
 namespace dynemb {
 
@@ -153,4 +153,4 @@ class LockstepLanes : public SharedHead<LockstepLanes<W>> {
 
 }  // namespace dynemb
 
-#endif  // DYNEMB_TABLE_LANES_LOCKSTEP_H_
+#endif  // DYNEMB_TESTS_LANES_LOCKSTEP_H_

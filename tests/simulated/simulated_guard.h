@@ -3,8 +3,8 @@
 //
 // SimulatedDevice says when its work accesses device memory: the bodies of a launch, a copy, a
 // fill, a sum, a sort. Each is one AccessScope. Without a guard, scopes do nothing.
-#ifndef DYNEMB_DEVICE_SIMULATED_GUARD_H_
-#define DYNEMB_DEVICE_SIMULATED_GUARD_H_
+#ifndef DYNEMB_TESTS_SIMULATED_GUARD_H_
+#define DYNEMB_TESTS_SIMULATED_GUARD_H_
 
 #include <cstddef>
 
@@ -47,4 +47,4 @@ class AccessScope {
 
 }  // namespace dynemb
 
-#endif  // DYNEMB_DEVICE_SIMULATED_GUARD_H_
+#endif  // DYNEMB_TESTS_SIMULATED_GUARD_H_

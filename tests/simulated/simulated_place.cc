@@ -1,10 +1,10 @@
-#include "cc/device/simulated_place.h"
+#include "tests/simulated/simulated_place.h"
 
 #include <utility>
 
 #include "cc/device/device_exchange.h"
 #include "cc/device/device_lookups.h"
-#include "cc/device/simulated_tables.h"
+#include "tests/simulated/simulated_tables.h"
 
 namespace dynemb {
 namespace {

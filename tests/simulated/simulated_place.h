@@ -1,7 +1,7 @@
 // The simulated device of the process. On it, code that uses device tables runs without a GPU. For
 // tests.
-#ifndef DYNEMB_DEVICE_SIMULATED_PLACE_H_
-#define DYNEMB_DEVICE_SIMULATED_PLACE_H_
+#ifndef DYNEMB_TESTS_SIMULATED_PLACE_H_
+#define DYNEMB_TESTS_SIMULATED_PLACE_H_
 
 #include <memory>
 
@@ -25,4 +25,4 @@ Exchange& SimulatedExchange();
 
 }  // namespace dynemb
 
-#endif  // DYNEMB_DEVICE_SIMULATED_PLACE_H_
+#endif  // DYNEMB_TESTS_SIMULATED_PLACE_H_

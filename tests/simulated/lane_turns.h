@@ -5,8 +5,8 @@
 // the cost of a thread that yields to another one. Lanes are threads under the thread sanitizer,
 // which is to look for races between them, and on processors other than x86-64, on which contexts
 // were not tried.
-#ifndef DYNEMB_TABLE_LANE_TURNS_H_
-#define DYNEMB_TABLE_LANE_TURNS_H_
+#ifndef DYNEMB_TESTS_LANE_TURNS_H_
+#define DYNEMB_TESTS_LANE_TURNS_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -159,4 +159,4 @@ class LaneTurns {
 
 }  // namespace dynemb
 
-#endif  // DYNEMB_TABLE_LANE_TURNS_H_
+#endif  // DYNEMB_TESTS_LANE_TURNS_H_

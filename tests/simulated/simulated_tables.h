@@ -1,11 +1,11 @@
 // Tables on simulated devices, compiled once for all tests.
-#ifndef DYNEMB_DEVICE_SIMULATED_TABLES_H_
-#define DYNEMB_DEVICE_SIMULATED_TABLES_H_
+#ifndef DYNEMB_TESTS_SIMULATED_TABLES_H_
+#define DYNEMB_TESTS_SIMULATED_TABLES_H_
 
 #include "cc/device/device_table.h"
-#include "cc/device/simulated_device.h"
 #include "cc/device/thread_lane.h"
-#include "cc/table/lanes_lockstep.h"
+#include "tests/simulated/lanes_lockstep.h"
+#include "tests/simulated/simulated_device.h"
 
 namespace dynemb {
 
@@ -21,4 +21,4 @@ extern template class DeviceTable<WideTeamsDevice>;
 
 }  // namespace dynemb
 
-#endif  // DYNEMB_DEVICE_SIMULATED_TABLES_H_
+#endif  // DYNEMB_TESTS_SIMULATED_TABLES_H_

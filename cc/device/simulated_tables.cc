@@ -1,7 +1,0 @@
-#include "cc/device/simulated_tables.h"
-
-namespace dynemb {
-
-template class DeviceTable<ThreadsDevice>;
-
-}  // namespace dynemb
