@@ -4,7 +4,8 @@
 	wheels sanitize cuda-check fake-gpu gpu-test gpu-bundle gpu-rehearsal clean
 .NOTPARALLEL:
 
-PYTHON := .venv/bin/python
+# Not PYTHON: that is the Python that a caller names for the set-up.
+VENV_PYTHON := .venv/bin/python
 BAZEL ?= $(shell command -v bazel || command -v bazelisk || echo bazel)
 CPP = $(shell find cc tests/cc tests/cuda tests/fake_cuda tests/fake_gpu tests/crash benchmarks/cc benchmarks/cuda examples/serving_c -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.cuh' -o -name '*.c')
 # Extra arguments for train, test and bench: make test ARGS="-k lookup".
@@ -26,10 +27,10 @@ horovod: ## sets up what several ranks need: Horovod, which is compiled once for
 	@tools/setup.sh horovod
 
 train: build ## runs the quickstart: a CTR model on the Adult data; from nothing in minutes
-	$(PYTHON) examples/quickstart.py $(ARGS)
+	$(VENV_PYTHON) examples/quickstart.py $(ARGS)
 
 serve-example: develop ## runs a server that follows a trainer, and a load test that checks every answer
-	$(PYTHON) examples/server/run.py $(ARGS)
+	$(VENV_PYTHON) examples/server/run.py $(ARGS)
 
 test: ## runs the C++ tests, then the Python tests
 	@echo "make test: 1 of 3, set-up, $$(date +%T); on two cores, from nothing, 3 minutes, and 9 for Horovod, once"
@@ -37,7 +38,7 @@ test: ## runs the C++ tests, then the Python tests
 	@echo "make test: 2 of 3, C++ tests, $$(date +%T); 5 minutes from nothing; a line every 30 seconds"
 	@$(MAKE) --no-print-directory run-test-cc
 	@echo "make test: 3 of 3, Python tests, $$(date +%T); 14 to 18 minutes, with ARGS=--all-ranks more; lines of dots with percentages"
-	$(PYTHON) -m pytest -n $(JOBS) $(ARGS)
+	$(VENV_PYTHON) -m pytest -n $(JOBS) $(ARGS)
 
 test-cc: develop run-test-cc ## runs the C++ tests
 
@@ -60,7 +61,7 @@ format: develop ## applies the fixes that lint asks for, where automatic
 	.venv/bin/clang-format -i $(CPP)
 
 bench: develop ## prints the comparison table, and writes a page with its plots
-	$(PYTHON) -m benchmarks --report benchmarks/report.html $(ARGS)
+	$(VENV_PYTHON) -m benchmarks --report benchmarks/report.html $(ARGS)
 
 bench-cc: develop ## runs the C++ benchmarks, and measures the limits of this machine's memory
 	$(BAZEL) build //benchmarks/cc:all
@@ -80,7 +81,7 @@ test-wheels: ## runs the quickstart from that wheel with each Python and TensorF
 
 wheel: develop ## builds dist/*.whl for the TensorFlow of .venv
 	@rm -rf dist build/lib*  # otherwise setuptools would pack deleted modules
-	$(PYTHON) -m pip wheel -q --no-build-isolation --no-deps -w dist .
+	$(VENV_PYTHON) -m pip wheel -q --no-build-isolation --no-deps -w dist .
 	@ls dist/*.whl
 
 sanitize: develop ## runs the C++ tests under ASan, UBSan and TSan
@@ -110,28 +111,28 @@ soak: develop ## compares tables with models for a million operations each, and 
 	$(call soak_of,$(SOAK_FILE_TABLES),--test_filter='*EqualsATableInMemory*') //tests/cc:file_table_model_test
 	$(call soak_of,$(SOAK_FILE_ROWS),--test_filter='*RandomCalls*') //tests/cc:file_rows_test
 	$(call soak_of,$(SOAK_FLUSHES)) //tests/cc:file_flush_test //tests/cc:file_flush_lies_test //tests/cc:file_flush_sync_test
-	CRASH_SAMPLES=30 $(PYTHON) -m pytest -q tests/python/test_crash_model.py
+	CRASH_SAMPLES=30 $(VENV_PYTHON) -m pytest -q tests/python/test_crash_model.py
 	$(call soak_of,$(SOAK_SANITIZED_ROWS),--config=asan-ubsan) //tests/cc:file_table_scale_test
 	$(call soak_of,$(SOAK_SANITIZED_ROWS),--config=tsan) //tests/cc:file_table_scale_test
 
 cuda-check: develop ## compiles all GPU code if nvcc is found; its tests skip without a GPU
 	$(BAZEL) build //cc/table:device //cc/device:cuda_check //tests/cuda:all //benchmarks/cuda:all //tests/fake_cuda:all
 	$(BAZEL) test //tests/cuda:all //tests/fake_cuda:all
-	$(PYTHON) tools/kernel_resources.py bazel-bin/cc/device/_cuda_objects/*.ptxas
+	$(VENV_PYTHON) tools/kernel_resources.py bazel-bin/cc/device/_cuda_objects/*.ptxas
 	@for text in cc/table/device cc/device/cuda_check; do echo "cuda-check: $$(cat bazel-bin/$$text.txt)"; done
 
 fake-gpu: develop ## runs the operators' GPU kernels without a GPU, on a device whose memory the host may not access
-	BAZEL=$(BAZEL) tools/fake_gpu.sh -n $(JOBS) $(ARGS)
+	BAZEL=$(BAZEL) PYTHON=$(CURDIR)/$(VENV_PYTHON) tools/fake_gpu.sh -n $(JOBS) $(ARGS)
 
 gpu-test: develop ## runs the tests on this machine's GPU; fails without one
 	tools/gpu_bundle.sh run $(ARGS)
-	tools/gpu_operators.sh
+	PYTHON=$(CURDIR)/$(VENV_PYTHON) tools/gpu_operators.sh
 
 gpu-bundle: develop ## packs dist/gpu-bundle.tar.gz: the same tests for a machine with only a driver
 	tools/gpu_bundle.sh pack
 
 gpu-rehearsal: develop ## runs what a session on a GPU runs, on stand-ins for CUDA and the GPU, and prints sizes and times
-	BAZEL=$(BAZEL) tools/gpu_rehearsal.sh
+	BAZEL=$(BAZEL) PYTHON=$(CURDIR)/$(VENV_PYTHON) tools/gpu_rehearsal.sh
 
 clean: ## removes everything that was built, except .venv
 	-$(BAZEL) clean

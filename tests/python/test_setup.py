@@ -600,3 +600,10 @@ class TestSetupScript:
         done = self.run(fresh, "everything")
         assert done.rc != 0
         assert "usage: tools/setup.sh [develop] [horovod]" in done.err
+
+
+def test_the_python_that_a_caller_names_reaches_the_set_up():
+    """Make exports its variables if the environment has them, with its own values."""
+    show = "show:\n\t@echo $$PYTHON"
+    shown = run(["make", "--no-print-directory", "--eval", show, "show"], PYTHON="python9")
+    assert shown.stdout == "python9\n"
