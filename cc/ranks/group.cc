@@ -11,14 +11,25 @@
 namespace dynemb {
 namespace {
 
-// A rank's announcement of an operation to another rank.
+// A rank's announcement of an operation to another rank. Its data for that rank follow, if they
+// are at most Room() bytes.
 struct Announcement {
   uint64_t operation;  // the hash of its kind and name
-  int64_t rows;
+  int64_t rows;        // kRefused: this rank does not take part; row_bytes bytes say why
   uint64_t row_bytes;
   char form[40];  // the beginning of Operation::form, with zeros after it
   uint64_t form_hash;
 };
+
+constexpr int64_t kRefused = -1;
+
+// The most bytes of data in an announcement, the same on all ranks. All announcements of a rank
+// together take about 64 KiB, or 128 bytes for each rank.
+size_t Room(int ranks) {
+  constexpr size_t kMost = 16 << 10, kLeast = 128, kAll = 64 << 10;
+  static_assert(sizeof(Announcement) + kMost <= Wire::kMostShort);
+  return std::max(kLeast, std::min(kMost, kAll / static_cast<size_t>(ranks))) / 8 * 8;
+}
 
 // FNV-1a, 64 bits: the same on all ranks.
 uint64_t HashOf(const std::string& text) {
@@ -93,17 +104,13 @@ void Sum(Number type, const char* parts, size_t ranks, size_t stride, size_t n, 
   }
 }
 
-// The other ranks wait for this one until their timeout, and then name it.
-Status NoMemory(const std::string& text) {
-  return ResourceExhausted(text + ": out of memory for its result");
-}
-
 }  // namespace
 
 // One operation, and memory that lives as long as the wire may write to it.
 struct Group::Call {
+  // The announcements to all ranks and from all ranks, with their data.
   struct Memory {
-    std::vector<Announcement> said, heard;
+    std::unique_ptr<char[]> said, heard;
     std::vector<char> parts;
   };
 
@@ -114,6 +121,7 @@ struct Group::Call {
         iteration(operation.iteration),
         group(group),
         wire(group->wire_.get()),
+        room(Room(wire->size())),
         memory(std::make_unique<Memory>()) {
     tag = hash + 0x9e3779b97f4a7c15u * static_cast<uint64_t>(iteration);
     std::lock_guard<std::mutex> lock(group->mutex_);
@@ -133,6 +141,13 @@ struct Group::Call {
                            ": operations that run at the same time need different names");
   }
 
+  // The announcement to a rank, or from one; its data follow.
+  char* At(const std::unique_ptr<char[]>& announcements, size_t rank) const {
+    return announcements.get() + rank * (sizeof(Announcement) + room);
+  }
+  static Announcement* Head(char* at) { return reinterpret_cast<Announcement*>(at); }
+  static char* Data(char* at) { return at + sizeof(Announcement); }
+
   Status Exchange(const Slices& to, const Slices& from) {
     Status status = wire->Exchange(tag + round++, text, to, from);
     if (!status.ok()) {
@@ -150,6 +165,7 @@ struct Group::Call {
   const int64_t iteration;
   Group* const group;
   Wire* const wire;
+  const size_t room;
   std::unique_ptr<Memory> memory;
   uint64_t tag, round = 0;
   bool is_only;
@@ -157,27 +173,41 @@ struct Group::Call {
 
 void Group::Leave() { (void)wire_->Fail("rank " + std::to_string(rank()) + " has left the group"); }
 
+// Exchanges announcements, with data of to[r] that have room in them. Fails if another one does not
+// fit to this rank's.
 Status Group::Announce(Call* call, const std::vector<int64_t>& rows, size_t row_bytes,
-                       std::vector<int64_t>* received) {
+                       const Slices& to, std::vector<int64_t>* received) {
   DYNEMB_RETURN_IF_ERROR(call->CheckOnly());
   const auto ranks = static_cast<size_t>(size());
-  std::vector<Announcement>&said = call->memory->said, &heard = call->memory->heard;
-  said.resize(ranks);
-  heard.resize(ranks);
-  Slices to(size()), from(size());
+  const size_t each = sizeof(Announcement) + call->room;
+  Call::Memory* const memory = call->memory.get();
+  memory->said.reset(new char[ranks * each]);
+  memory->heard.reset(new char[ranks * each]);
+  Slices saying(size()), hearing(size());
   for (size_t r = 0; r < ranks; ++r) {
-    said[r] = {call->hash, rows[r], row_bytes, {}, HashOf(call->form)};
-    call->form.copy(said[r].form, sizeof(said[r].form) - 1);
-    to.of[r] = {reinterpret_cast<char*>(&said[r]), sizeof(Announcement)};
-    from.of[r] = {reinterpret_cast<char*>(&heard[r]), sizeof(Announcement)};
+    char* const said = call->At(memory->said, r);
+    Announcement* const head =
+        new (said) Announcement{call->hash, rows[r], row_bytes, {}, HashOf(call->form)};
+    call->form.copy(head->form, sizeof(head->form) - 1);
+    const bool fits = r != static_cast<size_t>(rank()) && to.of[r].bytes <= call->room;
+    const size_t bytes = fits ? to.of[r].bytes : 0;
+    if (bytes != 0) memcpy(Call::Data(said), to.of[r].data, bytes);
+    saying.of[r] = {said, sizeof(Announcement) + bytes};
+    hearing.of[r] = {call->At(memory->heard, r), each};
   }
-  DYNEMB_RETURN_IF_ERROR(call->Exchange(to, from));
+  DYNEMB_RETURN_IF_ERROR(call->Exchange(saying, hearing));
   received->resize(ranks);
   for (size_t r = 0; r < ranks; ++r) {
-    const Announcement& other = heard[r];
+    char* const heard = call->At(memory->heard, r);
+    const Announcement& other = *Call::Head(heard);
     const std::string on = call->text + ": rank " + std::to_string(r);
     if (other.operation != call->hash) {
       return Internal(on + " runs another operation, whose name has the same hash");
+    }
+    if (rows[r] == kRefused) continue;
+    if (other.rows == kRefused) {
+      const size_t bytes = std::min(call->room, static_cast<size_t>(other.row_bytes));
+      return InvalidArgument(on + ": " + std::string(Call::Data(heard), bytes));
     }
     if (other.form_hash != HashOf(call->form)) {
       return InvalidArgument(on + " has " + other.form + ", and rank " + std::to_string(rank()) +
@@ -193,22 +223,67 @@ Status Group::Announce(Call* call, const std::vector<int64_t>& rows, size_t row_
   return Status();
 }
 
+Status Group::Refuse(const char* kind, const Operation& operation, const std::string& reason) {
+  Call call(kind, operation, this);
+  std::string text = reason;
+  text.resize(std::min(text.size(), call.room));
+  Slices to(size());
+  for (Slices::Slice& slice : to.of) slice = {text.data(), text.size()};
+  std::vector<int64_t> received;
+  return Announce(&call, std::vector<int64_t>(to.of.size(), kRefused), text.size(), to, &received);
+}
+
+// Brings the data: those in announcements, and the rest by an exchange.
+Status Group::Deliver(Call* call, const Slices& to, const Slices& from) {
+  Slices more_to = to, more_from = from;
+  bool is_more = false;
+  for (int r = 0; r < size(); ++r) {
+    if (r == rank()) continue;
+    if (to[r].bytes <= call->room) more_to[r].bytes = 0;
+    if (from[r].bytes <= call->room) {
+      char* const heard = call->At(call->memory->heard, static_cast<size_t>(r));
+      if (from[r].bytes != 0) memcpy(from[r].data, Call::Data(heard), from[r].bytes);
+      more_from[r].bytes = 0;
+    }
+    is_more = is_more || more_to[r].bytes != 0 || more_from[r].bytes != 0;
+  }
+  if (is_more) return call->Exchange(more_to, more_from);
+  ++call->round;
+  const Slices::Slice& own = to[rank()];
+  if (own.bytes != 0) memcpy(from[rank()].data, own.data, own.bytes);
+  return Status();
+}
+
+// Receives the announced rows of all ranks, in their order.
+Status Group::Receive(Call* call, const Slices& to, size_t row_bytes,
+                      const std::vector<int64_t>& received, Allocate allocate) {
+  char* result = allocate(std::accumulate(received.begin(), received.end(), int64_t{0}));
+  if (result == nullptr) {
+    const std::string reason =
+        call->text + ": rank " + std::to_string(rank()) + " is out of memory for its result";
+    (void)wire_->Fail(reason);  // the others may wait for data
+    return ResourceExhausted(reason);
+  }
+  Slices from(size());
+  for (int r = 0; r < size(); ++r) {
+    from[r] = {result, static_cast<size_t>(received[static_cast<size_t>(r)]) * row_bytes};
+    result += from[r].bytes;
+  }
+  return Deliver(call, to, from);
+}
+
 Status Group::Alltoall(const Operation& operation, const char* data,
                        const std::vector<int64_t>& rows, size_t row_bytes,
                        std::vector<int64_t>* received, Allocate allocate) {
   Call call("alltoall", operation, this);
-  DYNEMB_RETURN_IF_ERROR(Announce(&call, rows, row_bytes, received));
-  char* result = allocate(std::accumulate(received->begin(), received->end(), int64_t{0}));
-  if (result == nullptr) return NoMemory(call.text);
-  Slices to(size()), from(size());
+  Slices to(size());
   for (int r = 0; r < size(); ++r) {
-    const auto i = static_cast<size_t>(r);
-    to[r] = {const_cast<char*>(data), static_cast<size_t>(rows[i]) * row_bytes};
-    from[r] = {result, static_cast<size_t>((*received)[i]) * row_bytes};
-    data += to[r].bytes;
-    result += from[r].bytes;
+    const size_t bytes = static_cast<size_t>(rows[static_cast<size_t>(r)]) * row_bytes;
+    to[r] = {const_cast<char*>(data), bytes};
+    data += bytes;
   }
-  return call.Exchange(to, from);
+  DYNEMB_RETURN_IF_ERROR(Announce(&call, rows, row_bytes, to, received));
+  return Receive(&call, to, row_bytes, *received, allocate);
 }
 
 Status Group::Allgather(const Operation& operation, const char* data, int64_t rows,
@@ -216,16 +291,12 @@ Status Group::Allgather(const Operation& operation, const char* data, int64_t ro
   Call call("allgather", operation, this);
   std::vector<int64_t> received;
   const std::vector<int64_t> same(static_cast<size_t>(size()), rows);
-  DYNEMB_RETURN_IF_ERROR(Announce(&call, same, row_bytes, &received));
-  char* result = allocate(std::accumulate(received.begin(), received.end(), int64_t{0}));
-  if (result == nullptr) return NoMemory(call.text);
-  Slices to(size()), from(size());
-  for (int r = 0; r < size(); ++r) {
-    to[r] = {const_cast<char*>(data), static_cast<size_t>(rows) * row_bytes};
-    from[r] = {result, static_cast<size_t>(received[static_cast<size_t>(r)]) * row_bytes};
-    result += from[r].bytes;
+  Slices to(size());
+  for (Slices::Slice& slice : to.of) {
+    slice = {const_cast<char*>(data), static_cast<size_t>(rows) * row_bytes};
   }
-  return call.Exchange(to, from);
+  DYNEMB_RETURN_IF_ERROR(Announce(&call, same, row_bytes, to, &received));
+  return Receive(&call, to, row_bytes, received, allocate);
 }
 
 Status Group::Broadcast(const Operation& operation, int root, char* data, size_t bytes) {
@@ -236,9 +307,6 @@ Status Group::Broadcast(const Operation& operation, int root, char* data, size_t
   Call call("broadcast",
             {operation.name + "' of '" + std::to_string(root), operation.iteration, operation.form},
             this);
-  std::vector<int64_t> received;
-  DYNEMB_RETURN_IF_ERROR(
-      Announce(&call, std::vector<int64_t>(static_cast<size_t>(size()), 1), bytes, &received));
   Slices to(size()), from(size());
   if (rank() == root) {
     for (int r = 0; r < size(); ++r) {
@@ -247,7 +315,10 @@ Status Group::Broadcast(const Operation& operation, int root, char* data, size_t
   } else {
     from[root] = {data, bytes};
   }
-  return call.Exchange(to, from);
+  std::vector<int64_t> received;
+  DYNEMB_RETURN_IF_ERROR(
+      Announce(&call, std::vector<int64_t>(static_cast<size_t>(size()), 1), bytes, to, &received));
+  return Deliver(&call, to, from);
 }
 
 Status Group::Allreduce(const Operation& operation, Number type, const char* data, char* result,
@@ -255,16 +326,6 @@ Status Group::Allreduce(const Operation& operation, Number type, const char* dat
   Call call("allreduce", operation, this);
   const auto ranks = static_cast<size_t>(size());
   const size_t width = BytesOf(type);
-  std::vector<int64_t> received;
-  DYNEMB_RETURN_IF_ERROR(
-      Announce(&call, std::vector<int64_t>(ranks, static_cast<int64_t>(n)), width, &received));
-  for (size_t r = 0; r < ranks; ++r) {
-    if (received[r] != static_cast<int64_t>(n)) {
-      return InvalidArgument(call.text + ": rank " + std::to_string(r) + " has " +
-                             std::to_string(received[r]) + " elements, and rank " +
-                             std::to_string(rank()) + " has " + std::to_string(n));
-    }
-  }
   // Rank r sums the elements from first(r) on; or, if they are few, each rank sums all.
   const bool few = n * width * ranks <= kFewBytes;
   const auto first = [&](size_t r) { return n / ranks * r + std::min(r, n % ranks); };
@@ -278,7 +339,17 @@ Status Group::Allreduce(const Operation& operation, Number type, const char* dat
     to.of[r] = {const_cast<char*>(data) + begin * width, (end - begin) * width};
     from.of[r] = {parts.data() + r * own * width, own * width};
   }
-  DYNEMB_RETURN_IF_ERROR(call.Exchange(to, from));
+  std::vector<int64_t> received;
+  DYNEMB_RETURN_IF_ERROR(
+      Announce(&call, std::vector<int64_t>(ranks, static_cast<int64_t>(n)), width, to, &received));
+  for (size_t r = 0; r < ranks; ++r) {
+    if (received[r] != static_cast<int64_t>(n)) {
+      return InvalidArgument(call.text + ": rank " + std::to_string(r) + " has " +
+                             std::to_string(received[r]) + " elements, and rank " +
+                             std::to_string(rank()) + " has " + std::to_string(n));
+    }
+  }
+  DYNEMB_RETURN_IF_ERROR(Deliver(&call, to, from));
   if (few) {
     Sum(type, parts.data(), ranks, own, own, result);
     return Status();

@@ -1,9 +1,10 @@
 // Group: the collective operations of ranks, over a Wire.
 //
 // An operation has a kind and a name, and matches the operation of the same kind and name on the
-// other ranks; operations with other names may run at the same time. Before any data, each rank
-// announces to each other what it sends. Ranks whose announcements do not fit all return an error
-// that says which rank has what, and the group goes on; a failure of the wire ends the group.
+// other ranks; operations with other names may run at the same time. Each rank announces to each
+// other what it sends, with the data themselves if they are few; otherwise the data follow. Ranks
+// whose announcements do not fit all return an error that says which rank has what, and the group
+// goes on; a failure of the wire ends the group.
 //
 // All calls are thread-safe. Two of the same kind and name at the same time would match in any
 // order: the second is an error. Calls block: not for threads of TensorFlow's pools.
@@ -38,10 +39,6 @@ class Group {
   // The failure that has ended the group.
   Status failure() const { return wire_->failure(); }
 
-  // Ends the group on this rank: its operations fail, and operations of other ranks that wait for
-  // this rank fail, too.
-  void Leave();
-
   // An operation in the iteration `iteration` of a loop, if it is in one: iterations of one
   // operation may run at the same time.
   struct Operation {
@@ -49,6 +46,14 @@ class Group {
     int64_t iteration = 0;
     std::string form{};  // the type of the data, and all of their shape that ranks must agree on
   };
+
+  // Takes the place of an operation, "alltoall" or another, whose arguments on this rank are wrong:
+  // the other ranks return `reason` as an error of this rank, and do not wait for it.
+  Status Refuse(const char* kind, const Operation& operation, const std::string& reason);
+
+  // Ends the group on this rank: its operations fail, and operations of other ranks that wait for
+  // this rank fail, too.
+  void Leave();
 
   // Returns the memory for a result of `rows` rows; null if there is none, and never otherwise.
   using Allocate = FunctionRef<char*(int64_t rows)>;
@@ -73,8 +78,11 @@ class Group {
 
  private:
   struct Call;
-  Status Announce(Call* call, const std::vector<int64_t>& rows, size_t row_bytes,
+  Status Announce(Call* call, const std::vector<int64_t>& rows, size_t row_bytes, const Slices& to,
                   std::vector<int64_t>* received);
+  Status Deliver(Call* call, const Slices& to, const Slices& from);
+  Status Receive(Call* call, const Slices& to, size_t row_bytes,
+                 const std::vector<int64_t>& received, Allocate allocate);
 
   const std::unique_ptr<Wire> wire_;
   std::mutex mutex_;

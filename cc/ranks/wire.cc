@@ -11,10 +11,14 @@ std::string Wire::Late(const std::vector<int>& ranks, const char* what) const {
     }
     text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
   }
-  std::string seconds = std::to_string(static_cast<double>(timeout_.count()) / 1000);
+  return text + (ranks.size() == 1 ? " has " : " have ") + what + " for " + Seconds(timeout_);
+}
+
+std::string Wire::Seconds(std::chrono::milliseconds time) {
+  std::string seconds = std::to_string(static_cast<double>(time.count()) / 1000);
   const size_t last = seconds.find_last_not_of('0');
   seconds.resize(seconds[last] == '.' ? last : last + 1);
-  return text + (ranks.size() == 1 ? " has " : " have ") + what + " for " + seconds + " s";
+  return seconds + " s";
 }
 
 }  // namespace dynemb

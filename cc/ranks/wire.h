@@ -41,6 +41,7 @@ class Wire {
   Wire(int rank, int size, std::chrono::milliseconds timeout)
       : rank_(rank), size_(size), timeout_(timeout) {}
   virtual ~Wire() = default;
+  static constexpr size_t kMostShort = size_t{1} << 20;
   Wire(const Wire&) = delete;
   Wire& operator=(const Wire&) = delete;
 
@@ -49,8 +50,9 @@ class Wire {
   std::chrono::milliseconds timeout() const { return timeout_; }
 
   // Sends to[r] to each rank r, and receives from[r] of it. The slices of this rank itself are
-  // copied. Both sides must agree on the lengths. `operation` says in errors, also in the errors of
-  // other ranks, what the exchange was for. Throws std::bad_alloc.
+  // copied. Both sides must agree on the lengths, except that a rank may send fewer bytes, and not
+  // none, than the other one has room for, if that is at most kMostShort. `operation` says in
+  // errors, also in the errors of other ranks, what the exchange was for. Throws std::bad_alloc.
   virtual Status Exchange(uint64_t tag, const std::string& operation, const Slices& to,
                           const Slices& from) = 0;
 
@@ -73,6 +75,7 @@ class Wire {
   }
   // "ranks 1, 2 have sent nothing for 60 s".
   std::string Late(const std::vector<int>& ranks, const char* what) const;
+  static std::string Seconds(std::chrono::milliseconds time);  // "0.5 s"
 
  private:
   const int rank_, size_;

@@ -412,15 +412,69 @@ TEST(RanksErrorTest, AnAddressAtWhichNobodyCanListen) {
   }
 }
 
+// The rows of rank 0 for rank 1 are too many for an announcement; rank 1 has no memory for them.
 TEST(RanksErrorTest, AResultWithoutMemory) {
-  Ranks ranks(2, milliseconds(500));
+  Ranks ranks(2);
+  const std::string data(1 << 20, 'x');
   ranks.Run([&](int r) {
-    const Status status = ranks[r].Allgather({"g"}, "x", 1, 1, [&](int64_t) -> char* {
-      static char memory[2];
-      return r == 0 ? nullptr : memory;
-    });
-    EXPECT_EQ(status.code(), r == 0 ? Code::kResourceExhausted : Code::kInternal)
-        << status.message();
+    const Status status =
+        ranks[r].Allgather({"g"}, data.data(), 1, data.size(), [&](int64_t) -> char* {
+          static char memory[2 << 20];
+          return r == 1 ? nullptr : memory;
+        });
+    EXPECT_EQ(status.code(), r == 1 ? Code::kResourceExhausted : Code::kInternal);
+    EXPECT_EQ(status.message(), "allgather 'g': rank 1 is out of memory for its result");
+  });
+}
+
+TEST(RanksErrorTest, WrongArgumentsOfOneRankAreAnErrorOfAll) {
+  Ranks ranks(3);
+  ranks.Run([&](int r) {
+    std::string received;
+    std::vector<int64_t> counts;
+    const Status status = r == 1
+                              ? ranks[r].Refuse("alltoall", {"a"}, std::string(1 << 20, 'w'))
+                              : Alltoall(&ranks[r], {"a"}, "xxx", {1, 1, 1}, 1, &received, &counts);
+    if (r == 1) {
+      EXPECT_TRUE(status.ok()) << status.message();
+    } else {
+      EXPECT_EQ(status.code(), Code::kInvalidArgument);
+      EXPECT_EQ(status.message().find("alltoall 'a': rank 1: www"), 0u) << status.message();
+    }
+    EXPECT_TRUE(Alltoall(&ranks[r], {"a"}, "xyz", {1, 1, 1}, 1, &received, &counts).ok());
+    EXPECT_EQ(received, std::string(3, static_cast<char>('x' + r)));
+  });
+}
+
+// About the most bytes that an announcement has room for, with any number of ranks.
+TEST_P(RanksTest, SlicesOfAnyLengthNearThatOfAnAnnouncement) {
+  Ranks ranks(GetParam());
+  std::vector<int64_t> lengths;
+  for (const int64_t most : {128, 9360, 16 << 10}) {
+    for (int64_t n = most - 2; n <= most + 2; ++n) lengths.push_back(n);
+  }
+  ranks.Run([&](int r) {
+    for (size_t i = 0; i < lengths.size(); ++i) {
+      const auto length = [&](int from, int to) {
+        return lengths[(i + static_cast<size_t>(from) * 5 + static_cast<size_t>(to)) %
+                       lengths.size()];
+      };
+      std::vector<int64_t> rows, counts;
+      std::string data, received, expected;
+      for (int other = 0; other < ranks.size(); ++other) {
+        rows.push_back(length(r, other));
+        data.append(static_cast<size_t>(rows.back()), static_cast<char>('a' + r));
+        expected.append(static_cast<size_t>(length(other, r)), static_cast<char>('a' + other));
+      }
+      ASSERT_TRUE(Alltoall(&ranks[r], {"near"}, data, rows, 1, &received, &counts).ok());
+      ASSERT_EQ(received, expected);
+      std::vector<float> values(static_cast<size_t>(lengths[i]) / 4, 1.0f);
+      ASSERT_TRUE(Allreduce(&ranks[r], {"near"}, Number::kFloat32, &values).ok());
+      ASSERT_EQ(values, std::vector<float>(values.size(), static_cast<float>(ranks.size())));
+      std::string bytes(static_cast<size_t>(lengths[i]), static_cast<char>('a' + r));
+      ASSERT_TRUE(ranks[r].Broadcast({"near"}, 0, bytes.data(), bytes.size()).ok());
+      ASSERT_EQ(bytes, std::string(bytes.size(), 'a'));
+    }
   });
 }
 

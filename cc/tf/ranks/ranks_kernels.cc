@@ -201,6 +201,12 @@ class CollectiveOp : public tf::AsyncOpKernel {
     return absl::InvalidArgumentError(
         absl::StrCat("data of type ", tf::DataTypeString(data.dtype()), " cannot be sent"));
   }
+  // Returns an error in this rank's arguments, after the other ranks have it.
+  static absl::Status Refuse(const char* kind, const Group::Operation& operation,
+                             const absl::Status& error, Group* group) {
+    (void)group->Refuse(kind, operation, std::string(error.message()));
+    return error;
+  }
   static char* Bytes(const tf::Tensor& tensor) {
     static char none;  // an empty tensor has no memory
     return tensor.TotalBytes() == 0 ? &none : static_cast<char*>(tensor.data());
@@ -261,20 +267,10 @@ class AlltoallOp : public CollectiveOp {
                    Group* group) override {
     const tf::Tensor &data = ctx->input(1), &splits = ctx->input(2);
     size_t row_bytes = 0;
-    TF_RETURN_IF_ERROR(RowBytes(data, &row_bytes));
-    TF_RETURN_IF_ERROR(CheckShape(splits, tf::TensorShape({group->size()}), "splits"));
+    const absl::Status checked = Check(data, splits, group->size(), &row_bytes);
+    if (!checked.ok()) return Refuse("alltoall", operation, checked, group);
     const int32_t* split = Data<int32_t>(splits);
     const std::vector<int64_t> rows(split, split + group->size());
-    int64_t left = data.dim_size(0);
-    for (const int64_t n : rows) {
-      if (n < 0 || n > left) left = -1;
-      if (left >= 0) left -= n;
-    }
-    if (left != 0) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("splits must be the numbers of rows for each rank, ", data.dim_size(0),
-                       " together, got ", splits.SummarizeValue(group->size())));
-    }
     std::vector<int64_t> received;
     const auto allocate = [ctx](int64_t n) { return AllocateRows(ctx, n); };
     const Status status =
@@ -284,6 +280,22 @@ class AlltoallOp : public CollectiveOp {
     TF_RETURN_IF_ERROR(Output(ctx, 1, {group->size()}, &counts));
     std::copy(received.begin(), received.end(), counts);
     return absl::OkStatus();
+  }
+
+  absl::Status Check(const tf::Tensor& data, const tf::Tensor& splits, int ranks,
+                     size_t* row_bytes) const {
+    TF_RETURN_IF_ERROR(RowBytes(data, row_bytes));
+    TF_RETURN_IF_ERROR(CheckShape(splits, tf::TensorShape({ranks}), "splits"));
+    int64_t left = data.dim_size(0);
+    for (int r = 0; r < ranks; ++r) {
+      const int32_t n = Data<int32_t>(splits)[r];
+      if (n < 0 || n > left) left = -1;
+      if (left >= 0) left -= n;
+    }
+    if (left == 0) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat("splits must be the numbers of rows for each rank, ", data.dim_size(0),
+                     " together, got ", splits.SummarizeValue(ranks)));
   }
 };
 
@@ -296,7 +308,8 @@ class AllgatherOp : public CollectiveOp {
                    Group* group) override {
     const tf::Tensor& data = ctx->input(1);
     size_t row_bytes = 0;
-    TF_RETURN_IF_ERROR(RowBytes(data, &row_bytes));
+    const absl::Status checked = RowBytes(data, &row_bytes);
+    if (!checked.ok()) return Refuse("allgather", operation, checked, group);
     const auto allocate = [ctx](int64_t n) { return AllocateRows(ctx, n); };
     return OfGroup(group->Allgather(operation, Bytes(data), data.dim_size(0), row_bytes, allocate));
   }

@@ -406,6 +406,18 @@ def test_data_that_do_not_fit_are_refused_on_all_ranks(comm, wrap):
 
 
 @eager_and_graph
+@pytest.mark.ranks(2)
+def test_a_wrong_argument_of_one_rank_is_an_error_of_all(comm, wrap):
+    if not hasattr(comm, "leave"):
+        pytest.skip("Horovod has its own errors")
+    splits = tf.constant([2, 2] if comm.rank == 0 else [2, 3])
+    call = wrap(lambda splits: comm.alltoall(tf.ones([4, 2]), splits, "wrong")[0])
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"splits must be .* got \[?2 3"):
+        call(splits)
+    np.testing.assert_array_equal(call(tf.constant([2, 2])), tf.ones([4, 2]))
+
+
+@eager_and_graph
 def test_gradients(comm, wrap):
     """The loss of all ranks together is L = sum_r (r + 1) * sum(y_r ** 2), y_r what rank r has."""
     if not hasattr(comm, "leave"):
