@@ -9,6 +9,7 @@
 #include <cstring>
 #include <exception>
 #include <new>
+#include <random>
 #include <thread>
 #include <utility>
 
@@ -21,8 +22,9 @@ namespace {
 
 using SteadyTime = std::chrono::steady_clock::time_point;
 
-// Tags of exchanges are hashes; this one is for reasons of failures.
-constexpr uint64_t kReasonTag = ~uint64_t{0};
+// Tags of exchanges are hashes; these are for reasons of failures, and for tokens.
+constexpr uint64_t kReasonTag = ~uint64_t{0}, kTokenTag = ~uint64_t{1};
+constexpr size_t kTokenBytes = 16;
 constexpr size_t kReasonBytes = 1024;
 // How often a waiting exchange looks whether other ranks have ended.
 constexpr std::chrono::milliseconds kLook{100};
@@ -31,6 +33,13 @@ constexpr size_t kPieceBytes = size_t{64} << 20;
 constexpr std::chrono::seconds kToTell{1};
 // The time for what has left this process to arrive, before its connection is reset.
 constexpr std::chrono::milliseconds kToArrive{200};
+
+std::string DrawToken() {
+  std::random_device random;
+  std::string token;
+  while (token.size() < kTokenBytes) token.push_back(static_cast<char>(random()));
+  return token;
+}
 
 // Finds the first address of a host that this machine can listen at, as a number. (Gloo resolves
 // names itself, and uses the result without looking whether there is one.)
@@ -147,7 +156,8 @@ Status GlooWire::Listen(int rank, int size, const std::string& host,
   try {
     made->mesh_ = std::make_unique<Mesh>(rank, size, address, timeout);
     for (int r = 0; r < size; ++r) {
-      if (r != rank) made->addresses_[static_cast<size_t>(r)] = made->mesh_->Listen(r);
+      if (r != rank)
+        made->addresses_[static_cast<size_t>(r)] = made->mesh_->Listen(r) + DrawToken();
     }
   } catch (const std::bad_alloc&) {
     throw;
@@ -163,12 +173,19 @@ Status GlooWire::Connect(const std::vector<std::string>& addresses) {
     return InvalidArgument(std::to_string(addresses.size()) + " addresses for " +
                            std::to_string(size()) + " ranks");
   }
+  Slices shown(size()), seen(size());
+  std::vector<std::string> tokens(addresses.size(), std::string(kTokenBytes, '\0'));
+  std::vector<std::string> drawn = tokens;
   int other = 0;
   try {
     for (; other < size(); ++other) {
       if (other == rank()) continue;
       const auto r = static_cast<size_t>(other);
-      mesh_->Connect(other, addresses[r]);
+      const size_t length = std::max(addresses[r].size(), kTokenBytes) - kTokenBytes;
+      drawn[r] = addresses[r].substr(length);
+      shown[other] = {drawn[r].data(), drawn[r].size()};
+      seen[other] = {tokens[r].data(), tokens[r].size()};
+      mesh_->Connect(other, addresses[r].substr(0, length));
       heard_[r] = mesh_->MakeBuffer(reasons_[r].data(), reasons_[r].size());
       heard_[r]->Receive(other, kReasonTag);
     }
@@ -177,6 +194,14 @@ Status GlooWire::Connect(const std::vector<std::string>& addresses) {
   } catch (const std::exception& e) {
     return Fail("rank " + std::to_string(rank()) + " cannot connect to rank " +
                 std::to_string(other) + ": " + e.what());
+  }
+  DYNEMB_RETURN_IF_ERROR(Exchange(kTokenTag, "the connection", shown, seen));
+  for (size_t r = 0; r < tokens.size(); ++r) {
+    if (r == static_cast<size_t>(rank())) continue;
+    if (addresses_[r].compare(addresses_[r].size() - kTokenBytes, kTokenBytes, tokens[r]) != 0) {
+      return Fail("what has connected to rank " + std::to_string(rank()) + " as rank " +
+                  std::to_string(r) + " is not a rank of this group");
+    }
   }
   return Status();
 }

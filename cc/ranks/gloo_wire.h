@@ -1,7 +1,8 @@
 // GlooWire: a Wire over Gloo's TCP transport, with a connection between every two ranks.
 //
 // The group forms in two steps, between which the caller gives the addresses of each rank to all
-// others by any means (tf_dynemb's rendezvous).
+// others by any means (tf_dynemb's rendezvous). An address has a token, drawn for one other rank:
+// whatever connects must show it before it is a rank, and a port accepts one connection.
 //
 // Failure. Gloo says which connection is closed, and not why. A rank that gives up therefore sends
 // its reason to all others, and then closes its connections; those that see them close report that
@@ -36,6 +37,7 @@ class GlooWire : public Wire {
   const std::vector<std::string>& addresses() const { return addresses_; }
 
   // Connects to the others. addresses[r] is what rank r has for this rank in its addresses().
+  // Collective.
   Status Connect(const std::vector<std::string>& addresses);
 
   Status Exchange(uint64_t tag, const std::string& operation, const Slices& to,
