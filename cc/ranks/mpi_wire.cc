@@ -5,10 +5,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <set>
+#include <thread>
 #include <utility>
-#include <vector>
+
+#include "cc/table/monotonic.h"
 
 namespace dynemb {
 namespace {
@@ -20,6 +24,16 @@ using Handle = intptr_t;
 
 // MPI counts bytes with an int.
 constexpr size_t kMostBytes = size_t{1} << 30;
+constexpr size_t kWordBytes = 1024;
+// The first byte of a last word.
+constexpr char kFailed = 'F', kExits = 'E';
+// How often a waiting exchange looks for last words.
+constexpr std::chrono::milliseconds kLook{20};
+constexpr std::chrono::seconds kToTell{1};
+// The time for the bytes that a rank has sent before its last word.
+constexpr std::chrono::seconds kToArrive{1};
+// How long a process whose group has failed waits for the others before it exits.
+constexpr std::chrono::seconds kToEnd{10};
 
 // MPI does not sleep while it waits, so this does: an operation that waits for another rank's
 // computation must not take a core from it.
@@ -56,11 +70,22 @@ struct MpiWire::Mpi {
   int thread_multiple, tag_limit;
   void* ignored_status;
 
-  Handle group = 0;
-  int most_tag = 32767;
-
   Status Load(const std::string& library);
+  // Initializes MPI, unless it is, and sets `started`; then joins.
+  Status Join(Group* group, bool* started) const;
   std::string Error(const char* call, int code) const;
+};
+
+struct MpiWire::Group {
+  Handle communicator = 0;
+  int rank = 0, size = 0, most_tag = 32767;
+  std::string version;
+};
+
+struct MpiWire::LastWord {
+  char text[kWordBytes] = "";
+  Handle request = 0;
+  bool heard = false;
 };
 
 Status MpiWire::Mpi::Load(const std::string& library) {
@@ -112,62 +137,233 @@ std::string MpiWire::Mpi::Error(const char* call, int code) const {
   return std::string(call) + " failed with " + std::to_string(code) + ": " + text;
 }
 
-Status MpiWire::Join(const std::string& library, std::chrono::milliseconds timeout,
-                     std::unique_ptr<MpiWire>* wire) {
-  auto mpi = std::make_unique<Mpi>();
-  DYNEMB_RETURN_IF_ERROR(mpi->Load(library));
+Status MpiWire::Mpi::Join(Group* group, bool* started) const {
   int flag = 0, level = 0, code = 0;
-  if ((code = mpi->initialized(&flag)) != 0) return Internal(mpi->Error("MPI_Initialized", code));
+  if ((code = initialized(&flag)) != 0) return Internal(Error("MPI_Initialized", code));
   if (!flag) {
-    code = mpi->init_thread(nullptr, nullptr, mpi->thread_multiple, &level);
-    if (code != 0) return Internal(mpi->Error("MPI_Init_thread", code));
-    static const auto finalize = mpi->finalize;
-    static const auto finalized = mpi->finalized;
-    atexit([] {
-      int done = 0;
-      if (finalized(&done) == 0 && !done) finalize();
-    });
+    code = init_thread(nullptr, nullptr, thread_multiple, &level);
+    if (code != 0) return Internal(Error("MPI_Init_thread", code));
+    *started = true;
   }
-  if ((code = mpi->query_thread(&level)) != 0)
-    return Internal(mpi->Error("MPI_Query_thread", code));
-  if (level != mpi->thread_multiple) {
+  if ((code = query_thread(&level)) != 0) return Internal(Error("MPI_Query_thread", code));
+  if (level != thread_multiple) {
     return FailedPrecondition(
         "MPI was initialized without MPI_THREAD_MULTIPLE, which operations that run at the same "
         "time need");
   }
-  code = mpi->duplicate(mpi->world, &mpi->group);
-  if (code != 0) return Internal(mpi->Error("MPI_Comm_dup", code));
+  if ((code = duplicate(world, &group->communicator)) != 0) {
+    return Internal(Error("MPI_Comm_dup", code));
+  }
   // Otherwise an error would end the process.
-  mpi->set_error_handler(mpi->group, mpi->errors_return);
-  Place place{};
-  if ((code = mpi->comm_rank(mpi->group, &place.rank)) != 0 ||
-      (code = mpi->comm_size(mpi->group, &place.size)) != 0) {
-    return Internal(mpi->Error("MPI_Comm_rank", code));
+  set_error_handler(group->communicator, errors_return);
+  if ((code = comm_rank(group->communicator, &group->rank)) != 0 ||
+      (code = comm_size(group->communicator, &group->size)) != 0) {
+    return Internal(Error("MPI_Comm_rank", code));
   }
   int* limit = nullptr;
-  if (mpi->get_attribute(mpi->group, mpi->tag_limit, &limit, &flag) == 0 && flag) {
-    mpi->most_tag = *limit;
+  if (get_attribute(group->communicator, tag_limit, &limit, &flag) == 0 && flag) {
+    group->most_tag = *limit;
   }
   std::string version(8192, '\0');
   int length = 0;
-  if (mpi->get_version(version.data(), &length) != 0) length = 0;
+  if (get_version(version.data(), &length) != 0) length = 0;
   version.resize(std::min(version.find('\n'), strnlen(version.data(), version.size())));
-  wire->reset(new MpiWire(place, timeout, std::move(mpi)));
-  (*wire)->version_ = std::move(version);
+  group->version = std::move(version);
   return Status();
 }
 
-MpiWire::MpiWire(Place place, std::chrono::milliseconds timeout, std::unique_ptr<const Mpi> mpi)
-    : Wire(place.rank, place.size, timeout), mpi_(std::move(mpi)) {}
+// MPI in this process: the wires, and the thread that has initialized MPI.
+class MpiWire::Process {
+ public:
+  static Process& Get() {
+    static auto* const process = new Process;
+    return *process;
+  }
 
-MpiWire::~MpiWire() = default;
+  void Add(MpiWire* wire) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    wires_.insert(wire);
+  }
+  void Remove(MpiWire* wire) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    wires_.erase(wire);
+  }
+  // MPI may be called: the process does not exit, and is not a child of the one that has joined.
+  bool CanCall() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return !exits_ && getpid() == id_;
+  }
+
+  // In the thread that has initialized MPI: finalizes it when the process exits.
+  void Finalize(const Mpi& mpi) {
+    on_exit([](int status, void*) { Get().OnExit(status); }, nullptr);
+    std::unique_lock<std::mutex> lock(mutex_);
+    has_thread_ = true;
+    changed_.wait(lock, [&] { return finalizes_; });
+    lock.unlock();
+    int done = 0;
+    if (mpi.finalized(&done) == 0 && !done) (void)mpi.finalize();
+    lock.lock();
+    finalized_ = true;
+    changed_.notify_all();
+  }
+
+ private:
+  void OnExit(int status) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (getpid() != id_ || !has_thread_) return;
+    exits_ = true;
+    // All of them speak before any listens: another rank may have them in another order.
+    for (MpiWire* const wire : wires_) wire->Tell(kExits, "");
+    std::string missing;
+    for (MpiWire* const wire : wires_) {
+      const Clock::duration limit =
+          wire->failure().ok() ? Clock::duration(wire->timeout()) : kToEnd;
+      if (missing.empty()) missing = wire->AwaitWords(Clock::now() + limit);
+    }
+    if (missing.empty()) {
+      finalizes_ = true;
+      changed_.notify_all();
+      if (changed_.wait_for(lock, kToEnd, [&] { return finalized_; })) return;
+      missing = "MPI_Finalize does not return";
+    }
+    fprintf(stderr, "tf_dynemb: the process exits without MPI_Finalize: %s\n", missing.c_str());
+    fflush(nullptr);
+    _exit(status);
+  }
+
+  std::mutex mutex_;
+  MonotonicCondition changed_;
+  std::set<MpiWire*> wires_;
+  const pid_t id_ = getpid();
+  bool has_thread_ = false, exits_ = false, finalizes_ = false, finalized_ = false;
+};
+
+Status MpiWire::Join(const std::string& library, std::chrono::milliseconds timeout,
+                     std::unique_ptr<MpiWire>* wire) {
+  auto mpi = std::make_shared<Mpi>();
+  DYNEMB_RETURN_IF_ERROR(mpi->Load(library));
+  struct Joined {
+    std::mutex mutex;
+    MonotonicCondition changed;
+    bool done = false;
+    Status status;
+    Group group;
+  };
+  const auto joined = std::make_shared<Joined>();
+  std::thread([mpi, joined] {
+    bool started = false;
+    Group group;
+    Status status = mpi->Join(&group, &started);
+    {
+      std::lock_guard<std::mutex> lock(joined->mutex);
+      joined->done = true;
+      joined->status = std::move(status);
+      joined->group = std::move(group);
+      joined->changed.notify_all();
+    }
+    if (started) Process::Get().Finalize(*mpi);
+  }).detach();
+  std::unique_lock<std::mutex> lock(joined->mutex);
+  if (!joined->changed.wait_for(lock, timeout, [&] { return joined->done; })) {
+    return Internal("MPI has not started for " + Seconds(timeout) +
+                    ": not all ranks have started, or have called init");
+  }
+  DYNEMB_RETURN_IF_ERROR(joined->status);
+  std::unique_ptr<MpiWire> made(new MpiWire(joined->group, timeout, mpi));
+  made->version_ = joined->group.version;
+  DYNEMB_RETURN_IF_ERROR(made->Listen());
+  *wire = std::move(made);
+  return Status();
+}
+
+MpiWire::MpiWire(const Group& group, std::chrono::milliseconds timeout,
+                 std::shared_ptr<const Mpi> mpi)
+    : Wire(group.rank, group.size, timeout),
+      mpi_(std::move(mpi)),
+      communicator_(group.communicator),
+      most_tag_(group.most_tag),
+      words_(static_cast<size_t>(group.size)) {
+  Process::Get().Add(this);
+}
+
+MpiWire::~MpiWire() {
+  Process::Get().Remove(this);
+  if (Process::Get().CanCall()) Tell(kExits, "");
+  // MPI may go on to write to their memory.
+  for (std::unique_ptr<LastWord>& word : words_) (void)word.release();
+}
+
+Status MpiWire::Listen() {
+  for (int r = 0; r < size(); ++r) {
+    if (r == rank()) continue;
+    auto word = std::make_unique<LastWord>();
+    const int code = mpi_->receive(word->text, sizeof(word->text), mpi_->byte, r, most_tag_,
+                                   communicator_, &word->request);
+    if (code != 0) return Internal(mpi_->Error("MPI_Irecv", code));
+    words_[static_cast<size_t>(r)] = std::move(word);
+  }
+  return Status();
+}
+
+std::vector<bool> MpiWire::Hear() {
+  std::vector<bool> ended(words_.size());
+  std::lock_guard<std::mutex> lock(words_mutex_);
+  for (size_t r = 0; r < words_.size(); ++r) {
+    LastWord* const word = words_[r].get();
+    if (word == nullptr) continue;
+    int done = word->heard;
+    if (!done && mpi_->test(&word->request, &done, mpi_->ignored_status) != 0) continue;
+    if (done && !word->heard && word->text[0] == kFailed) Record(word->text + 1);
+    ended[r] = word->heard = done != 0;
+  }
+  return ended;
+}
+
+void MpiWire::Tell(char kind, const std::string& text) {
+  {
+    std::lock_guard<std::mutex> lock(words_mutex_);
+    if (std::exchange(told_, true)) return;
+  }
+  // MPI may go on to read it.
+  auto* const said = new LastWord;
+  said->text[0] = kind;
+  text.copy(said->text + 1, kWordBytes - 2);
+  std::vector<Handle> requests;
+  for (int r = 0; r < size(); ++r) {
+    Handle request = 0;
+    if (r != rank() && mpi_->send(said->text, kWordBytes, mpi_->byte, r, most_tag_, communicator_,
+                                  &request) == 0) {
+      requests.push_back(request);
+    }
+  }
+  const auto end = Clock::now() + kToTell;
+  for (Handle& request : requests) {
+    int done = 0, calls = 0;
+    while (mpi_->test(&request, &done, mpi_->ignored_status) == 0 && !done && Clock::now() < end) {
+      Pause(&calls);
+    }
+  }
+}
+
+std::string MpiWire::AwaitWords(Clock::time_point end) {
+  for (int calls = 0;; Pause(&calls)) {
+    std::vector<bool> ended = Hear();
+    ended[static_cast<size_t>(rank())] = true;
+    const auto missing = std::find(ended.begin(), ended.end(), false);
+    if (missing == ended.end()) return "";
+    if (Clock::now() < end) continue;
+    return "rank " + std::to_string(missing - ended.begin()) + " has not ended";
+  }
+}
 
 Status MpiWire::Exchange(uint64_t tag, const std::string& operation, const Slices& to,
                          const Slices& from) {
   DYNEMB_RETURN_IF_ERROR(failure());
   const std::string on = operation + " on rank " + std::to_string(rank()) + ": ";
-  // Two tags may become the same number; the headers of operations tell them apart (group.h).
-  const int number = static_cast<int>(tag % (static_cast<uint64_t>(mpi_->most_tag) + 1));
+  // Two tags may become the same number; the headers of operations tell them apart (group.h). The
+  // largest number is that of last words.
+  const int number = static_cast<int>(tag % static_cast<uint64_t>(most_tag_));
   struct Pending {
     int rank;
     bool is_receive;
@@ -178,7 +374,7 @@ Status MpiWire::Exchange(uint64_t tag, const std::string& operation, const Slice
     for (size_t done = 0; done < slice.bytes; done += kMostBytes) {
       pending.push_back({other, transfer == mpi_->receive, 0});
       const int n = static_cast<int>(std::min(kMostBytes, slice.bytes - done));
-      const int code = transfer(slice.data + done, n, mpi_->byte, other, number, mpi_->group,
+      const int code = transfer(slice.data + done, n, mpi_->byte, other, number, communicator_,
                                 &pending.back().request);
       if (code != 0) return code;
     }
@@ -198,11 +394,17 @@ Status MpiWire::Exchange(uint64_t tag, const std::string& operation, const Slice
   }
   if (to[rank()].bytes != 0) memcpy(from[rank()].data, to[rank()].data, to[rank()].bytes);
 
-  const auto end = std::chrono::steady_clock::now() + timeout();
+  const auto is_done = [&](Pending* transfer) {
+    int done = 0;
+    code = mpi_->test(&transfer->request, &done, mpi_->ignored_status);
+    return done != 0;
+  };
+  const auto end = Clock::now() + timeout();
+  auto next_look = Clock::now() + kLook;
+  Clock::time_point noticed = Clock::time_point::max();  // that a rank has ended
   int calls = 0;
   for (size_t first = 0; first < pending.size();) {
-    int done = 0;
-    code = mpi_->test(&pending[first].request, &done, mpi_->ignored_status);
+    const bool done = is_done(&pending[first]);
     if (code != 0) {
       return Fail(on + "rank " + std::to_string(pending[first].rank) + ": " +
                   mpi_->Error("MPI_Test", code));
@@ -212,17 +414,27 @@ Status MpiWire::Exchange(uint64_t tag, const std::string& operation, const Slice
       continue;
     }
     Pause(&calls);
-    if (std::chrono::steady_clock::now() < end) continue;
+    const auto now = Clock::now();
+    if (now < next_look) continue;
+    next_look = now + kLook;
+    const std::vector<bool> ended = Hear();
+    DYNEMB_RETURN_IF_ERROR(failure());
+    for (size_t i = first; i < pending.size(); ++i) {
+      const int that = pending[i].rank;
+      if (!ended[static_cast<size_t>(that)] || is_done(&pending[i])) continue;
+      noticed = std::min(noticed, now);
+      if (now < noticed + kToArrive) continue;
+      return Fail(on + "rank " + std::to_string(that) + " has ended");
+    }
+    if (now < end) continue;
     std::vector<int> ranks;
     const bool receives = pending[first].is_receive;
-    for (size_t i = first; i < pending.size(); ++i) {
-      done = 0;
-      if (pending[i].is_receive != receives) break;
-      (void)mpi_->test(&pending[i].request, &done, mpi_->ignored_status);
-      if (!done && (ranks.empty() || ranks.back() != pending[i].rank)) {
+    for (size_t i = first; i < pending.size() && pending[i].is_receive == receives; ++i) {
+      const bool is_late = !is_done(&pending[i]);
+      if (is_late && (ranks.empty() || ranks.back() != pending[i].rank)) {
         ranks.push_back(pending[i].rank);
       }
-      if (!done && receives) (void)mpi_->cancel(&pending[i].request);
+      if (is_late && receives) (void)mpi_->cancel(&pending[i].request);
     }
     if (ranks.empty()) continue;
     return Fail(on + Late(ranks, receives ? "sent nothing" : "received nothing"));
@@ -231,7 +443,7 @@ Status MpiWire::Exchange(uint64_t tag, const std::string& operation, const Slice
 }
 
 Status MpiWire::Fail(const std::string& reason) {
-  Record(reason);
+  if (Record(reason)) Tell(kFailed, reason);
   return failure();
 }
 

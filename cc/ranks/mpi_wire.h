@@ -2,14 +2,21 @@
 //
 // Nothing of an implementation is compiled in. The library's symbols show which binary interface it
 // has: MPICH's (also Intel MPI, MVAPICH and Cray MPICH), Open MPI's, or the standard one in MPI 5.
-// MPI must grant MPI_THREAD_MULTIPLE. If MPI is not initialized, the first wire initializes it, and
-// finalizes it when the process exits.
+// MPI must grant MPI_THREAD_MULTIPLE. If MPI is not initialized, the first wire starts a thread
+// that initializes it, and finalizes it when the process exits: neither has a timeout, so that the
+// process does not wait for that thread without end.
+//
+// Failure. MPI does not say that a rank has gone. Each rank therefore always receives a last word
+// of each other one, and an exchange looks at these. A rank that fails sends its reason, and one
+// that exits says so; a rank that is killed says nothing, and its launcher usually ends the others.
 #ifndef DYNEMB_RANKS_MPI_WIRE_H_
 #define DYNEMB_RANKS_MPI_WIRE_H_
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <vector>
 
 #include "cc/ranks/wire.h"
 
@@ -19,7 +26,7 @@ class MpiWire : public Wire {
  public:
   // Joins a copy of MPI_COMM_WORLD. `library` is the name or path of a shared library for dlopen.
   // Collective. FailedPrecondition says what the library is missing; Internal, which call of MPI
-  // failed.
+  // failed, or has not returned within the timeout.
   static Status Join(const std::string& library, std::chrono::milliseconds timeout,
                      std::unique_ptr<MpiWire>* wire);
   ~MpiWire() override;
@@ -32,15 +39,31 @@ class MpiWire : public Wire {
   Status Fail(const std::string& reason) override;
 
  private:
-  struct Mpi;  // the functions and constants of the library, and the communicator
-  struct Place {
-    int rank, size;
-  };
+  struct Mpi;       // the functions and constants of the library
+  struct Group;     // the communicator, and what MPI says of it
+  struct LastWord;  // of another rank
+  class Process;    // MPI in this process
+  using Clock = std::chrono::steady_clock;
 
-  MpiWire(Place place, std::chrono::milliseconds timeout, std::unique_ptr<const Mpi> mpi);
+  MpiWire(const Group& group, std::chrono::milliseconds timeout, std::shared_ptr<const Mpi> mpi);
 
-  const std::unique_ptr<const Mpi> mpi_;
+  // Receives last words from now on.
+  Status Listen();
+  // Sends this rank's last word to the others, unless it is said, and waits a little for it to
+  // leave.
+  void Tell(char kind, const std::string& text);
+  // Fails if a rank has sent a reason. Returns which ranks have said their last word.
+  std::vector<bool> Hear();
+  // Waits for the last words of all; says who is missing at the end.
+  std::string AwaitWords(Clock::time_point end);
+
+  const std::shared_ptr<const Mpi> mpi_;
+  const std::intptr_t communicator_;
+  const int most_tag_;
   std::string version_;
+  std::mutex words_mutex_;
+  bool told_ = false;                             // guarded by words_mutex_
+  std::vector<std::unique_ptr<LastWord>> words_;  // by rank; guarded by words_mutex_
 };
 
 }  // namespace dynemb

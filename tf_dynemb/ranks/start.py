@@ -56,8 +56,8 @@ def init(
             then connect to each other at ports that the system chooses. If TF_DYNEMB_RANKS_SECRET
             is set, rank 0 admits only ranks that know it.
         timeout: the seconds after which a rank that has not come, or that other ranks wait for in a
-            collective operation, is an error on all of them. A rank that ends is one at once. The
-            start of MPI itself has no timeout, and Horovod has its own settings.
+            collective operation, is an error on all of them. A rank that ends is one at once.
+            Horovod has its own settings.
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -68,7 +68,8 @@ def init(
             library is not found; or MPI has other ranks than the launcher.
         TimeoutError: ranks have not come; the message names them.
         OSError: rank 0 cannot listen at the address, or has refused this process.
-        tf.errors.AbortedError: two ranks cannot connect; the message names them.
+        tf.errors.AbortedError: two ranks cannot connect; the message names them. Or MPI has not
+            started on all ranks in time.
     """
     if comm_tool is not None and not isinstance(comm_tool, str):
         raise TypeError(f"comm_tool must be a string, got {comm_tool!r}.")
