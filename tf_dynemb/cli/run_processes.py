@@ -156,6 +156,7 @@ class Processes:
         for process in filter(which, self._processes):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, number)
+                os.killpg(process.pid, signal.SIGCONT)  # a stopped process acts on it then
 
     def _copy(self, number: int, source: IO[bytes], to: Any) -> None:
         rest = b""
