@@ -98,6 +98,7 @@ SOAK_TEAMS_LARGE_BATCHES ?= 4320
 SOAK_FILE_TABLES ?= 560
 SOAK_FILE_ROWS ?= 1400
 SOAK_FLUSHES ?= 100
+SOAK_RANKS ?= 1112
 SOAK_SANITIZED_ROWS ?= 1000
 # The timeout comes last, because a --config has its own. $(1): the factor; $(2): more flags; then
 # the tests.
@@ -111,6 +112,7 @@ soak: develop ## compares tables with models for a million operations each, and 
 	$(call soak_of,$(SOAK_FILE_TABLES),--test_filter='*EqualsATableInMemory*') //tests/cc:file_table_model_test
 	$(call soak_of,$(SOAK_FILE_ROWS),--test_filter='*RandomCalls*') //tests/cc:file_rows_test
 	$(call soak_of,$(SOAK_FLUSHES)) //tests/cc:file_flush_test //tests/cc:file_flush_lies_test //tests/cc:file_flush_sync_test
+	$(call soak_of,$(SOAK_RANKS),--test_filter='*RandomCollectives*') //tests/cc:ranks_test
 	CRASH_SAMPLES=30 $(VENV_PYTHON) -m pytest -q tests/python/test_crash_model.py
 	$(call soak_of,$(SOAK_SANITIZED_ROWS),--config=asan-ubsan) //tests/cc:file_table_scale_test
 	$(call soak_of,$(SOAK_SANITIZED_ROWS),--config=tsan) //tests/cc:file_table_scale_test

@@ -177,6 +177,66 @@ TEST_P(RanksTest, OperationsOfOtherNamesRunInAnyOrder) {
   });
 }
 
+// Random operations of four ranks, in three threads of each; all results are those of a model.
+TEST(RandomCollectivesTest, FourRanksInThreads) {
+  constexpr int kThreads = 3;
+  const size_t per_thread = Longer(kSanitized ? 60 : 300);
+  Ranks ranks(4);
+  const auto run = [&](int r, int thread) {
+    const auto size = static_cast<size_t>(ranks.size());
+    std::mt19937_64 random(static_cast<uint64_t>(thread));  // the same on all ranks
+    for (size_t number = 0; number < per_thread; ++number) {
+      const std::string name =
+          "thread " + std::to_string(thread) + "/" + std::to_string(random() % 4);
+      const uint64_t seed = random(), kind = random() % 4;
+      const int root = static_cast<int>(random() % size);
+      const size_t row_bytes = 1 + random() % 24;
+      const size_t n = random() % (random() % 16 == 0 ? 40'000 : 200);
+      const auto slice = [&](int from, int to) {
+        return SliceOf(seed, static_cast<int>(number), from, to, row_bytes);
+      };
+      const auto rows_of = [&](const std::string& bytes) {
+        return static_cast<int64_t>(bytes.size() / row_bytes);
+      };
+      std::string data, received, expected;
+      Status status;
+      if (kind == 0) {
+        std::vector<int64_t> rows, counts;
+        for (int other = 0; other < ranks.size(); ++other) {
+          const std::string sent = slice(r, other);
+          data += sent;
+          rows.push_back(rows_of(sent));
+          expected += slice(other, r);
+        }
+        status = Alltoall(&ranks[r], {name}, data, rows, row_bytes, &received, &counts);
+      } else if (kind == 1) {
+        data = slice(r, 0);
+        for (int other = 0; other < ranks.size(); ++other) expected += slice(other, 0);
+        status = Allgather(&ranks[r], {name}, data, rows_of(data), row_bytes, &received);
+      } else if (kind == 2) {
+        expected = std::string(n, static_cast<char>(seed));
+        received = r == root ? expected : std::string(n, 'x');
+        status = ranks[r].Broadcast({name}, root, received.data(), n);
+      } else {
+        std::vector<int64_t> values(n);
+        for (size_t i = 0; i < n; ++i) values[i] = static_cast<int64_t>((seed ^ i) + size_t(r));
+        status = Allreduce(&ranks[r], {name}, Number::kInt64, &values);
+        for (size_t i = 0; i < n; ++i) {
+          const auto sum = static_cast<int64_t>((seed ^ i) * size + size * (size - 1) / 2);
+          ASSERT_EQ(values[i], sum) << i << " of " << n;
+        }
+      }
+      ASSERT_TRUE(status.ok()) << status.message();
+      ASSERT_EQ(received, expected) << "number " << number << " of kind " << kind;
+    }
+  };
+  ranks.Run([&](int r) {
+    std::vector<std::thread> threads;
+    for (int thread = 0; thread < kThreads; ++thread) threads.emplace_back(run, r, thread);
+    for (std::thread& t : threads) t.join();
+  });
+}
+
 TEST_P(RanksTest, BroadcastHasTheBytesOfTheRoot) {
   Ranks ranks(GetParam());
   ranks.Run([&](int r) {

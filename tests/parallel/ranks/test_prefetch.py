@@ -8,6 +8,8 @@ import tensorflow as tf
 import tf_dynemb as de
 from tf_dynemb.variables import transfer
 
+pytestmark = pytest.mark.engines
+
 STEPS = 12
 BATCH = 16
 

@@ -131,11 +131,13 @@ MAKERS = {
 }
 
 
+@pytest.mark.engines
 @pytest.mark.ranks(2, 4)
 def test_rows_have_the_same_bits(comm):
     check(comm, MAKERS["adam"])
 
 
+@pytest.mark.engines
 @pytest.mark.ranks(2, 4)
 def test_16_bit_rows_have_the_same_bits(comm):
     check(comm, MAKERS["adagrad"], dtype=tf.bfloat16)

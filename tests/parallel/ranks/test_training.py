@@ -156,6 +156,7 @@ def test_long_training(comm, name):
     train(comm, LONG[name], steps=120, relative=1e-5)
 
 
+@pytest.mark.engines
 @pytest.mark.parametrize("name", SHORT)
 def test_short_training(comm, name):
     train(comm, SHORT[name], steps=16, relative=1e-5)
