@@ -37,21 +37,16 @@ def route(keys, tables, owners, ranks, rank):
 TABLE = tf.Variable(tf.zeros([1, 1]))
 
 
-def pool_rows(vectors, index, bags, num_bags, words=(), received=None, sent=None, **attributes):
+def pool_rows(vectors, index, bags, num_bags):
     keys = tf.zeros([0], tf.int64)
     none = tf.zeros([1, 2], tf.int64)
     # The rows are in order, as with one rank.
     row_count = tf.shape(vectors, tf.int64)[tf.newaxis, :1]
-    options = {
-        "dtypes": [vectors.dtype], "tables": [0], "names": NAMES[:1], "combiners": ["sum"],
-        "wire": ["same"], "rank": 0, "dynamic": [False], "in_order": False, **attributes,
-    }  # fmt: skip
     return ops.dynemb_pool_rows(
-        [TABLE.handle], tf.constant(words, tf.int32), [vectors], [index], [bags], [tf.zeros([0])],
+        [TABLE.handle], tf.zeros([0], tf.int32), [vectors], [index], [bags], [tf.zeros([0])],
         [tf.constant(num_bags, tf.int64)], [keys], [tf.zeros([0], tf.uint32)],
-        row_count if received is None else received, row_count if sent is None else sent,
-        none, none,
-        **options,
+        row_count, row_count, none, none, dtypes=[vectors.dtype], tables=[0], names=NAMES[:1],
+        combiners=["sum"], wire=["same"], rank=0, dynamic=[False], in_order=False,
     )  # fmt: skip
 
 

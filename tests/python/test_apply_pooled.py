@@ -116,45 +116,6 @@ def test_operator_checks_its_inputs():
     apply([table])
 
 
-SHAPES = {
-    "handle": (tf.resource, []),
-    "keys": (tf.int64, [5]),
-    "rows": (tf.uint32, [5]),
-    "bags": (tf.int64, [4]),
-    "weights": (tf.float32, [5]),
-    "argmax": (tf.int32, [3, 2]),
-    "grads": (tf.float32, [3, 2]),
-    "hyper": (tf.float32, [len(HYPER)]),
-    "step": (tf.int64, []),
-}
-
-
-def in_a_graph(**shapes):
-    """Adds the operator to a graph, with inputs of these shapes."""
-    with tf.Graph().as_default():
-        inputs = {
-            name: tf.compat.v1.placeholder(dtype, shapes.get(name, shape))
-            for name, (dtype, shape) in SHAPES.items()
-        }
-        inputs["handle"] = inputs["handle"] if "handle" in shapes else make_table(2)
-        *lists, hyper, step = inputs.values()
-        ops.dynemb_apply_pooled_gradients(
-            *([each] for each in lists), hyper, step, combiners=["max"], optimizer="sgd"
-        )
-
-
-def test_operator_has_a_shape_function():
-    in_a_graph()
-    in_a_graph(**dict.fromkeys(SHAPES))  # nothing is known
-    for name, shape in [
-        ("handle", [1]), ("keys", [4]), ("keys", [5, 1]), ("rows", [6]), ("bags", [5]),
-        ("weights", [3]), ("argmax", [0, 2]), ("grads", [3]), ("grads", [3, 4]), ("grads", [2, 2]),
-        ("hyper", [11]), ("hyper", []), ("step", [1]),
-    ]:  # fmt: skip
-        with pytest.raises(ValueError, match=r"[Ss]hape|[Dd]imension|rank"):
-            in_a_graph(**{name: shape})
-
-
 class Training:
     """Two tables, a layer on top, and steps of an optimizer, eager or in a `tf.function`."""
 

@@ -214,35 +214,6 @@ SERVED = {
     "initializers": ["constant"],
     "initializer_args": [0.0, 0.0],
 }
-CALLS = {
-    "open": (ops.dynemb_open_served_table, "descriptor", []),
-    "apply": (ops.dynemb_apply_snapshots, "path", [[]]),
-    "state": (ops.dynemb_served_state, None, [[], [], [], []]),
-}
-
-
-@pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize("handle", [[], None, [1]], ids=str)
-@pytest.mark.parametrize("text", [[], None, [2]], ids=str)
-def test_shapes(call, handle, text):
-    operator, name, shapes = CALLS[call]
-    inputs = {"handle": tf.TensorSpec(handle, tf.resource, name="handle")}
-    if name:
-        inputs[name] = tf.TensorSpec(text, tf.string, name=name)
-    found = []
-
-    @tf.function
-    def traced(**given):
-        result = operator(**given)
-        if not isinstance(result, tf.Operation):
-            found.extend(output.shape.as_list() for output in tf.nest.flatten(result))
-
-    if handle == [1] or (name and text == [2]):
-        with pytest.raises(ValueError, match="Shape must be rank 0"):
-            traced.get_concrete_function(**inputs)
-    else:
-        traced.get_concrete_function(**inputs)
-        assert found == shapes
 
 
 def test_the_handle_carries_the_width():
