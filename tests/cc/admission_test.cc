@@ -224,6 +224,11 @@ TEST(AdmissionCounters, MergesLinesInTurn) {
   for (uint32_t f = 0; f < 4; ++f) EXPECT_EQ(a.CountOf({1, f}), f + 1);
   EXPECT_EQ(a.CountOf({1, 3 + 22}), 122u);
   EXPECT_EQ(a.CountOf({1, 3 + 18}), 0u);
+  // Of two entries at the same place of their lines, that of a comes first.
+  a.Count({2, 9}, 5);
+  b.Count({2, 9}, 6);
+  ASSERT_TRUE(a.Load(b.data() + 16, 2, 1, true).ok());
+  EXPECT_EQ(a.CountOf({2, 9}), 5u);
 }
 
 Admission Frequency(int64_t times, int64_t lines) {

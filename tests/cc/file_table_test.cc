@@ -90,6 +90,30 @@ TEST(FileTableTest, TheOrderOfReadsChangesNothing) {
   }
 }
 
+TEST(FileTableTest, LookupsOfRowsInFilesAreHits) {
+  TableOptions options;
+  options.name = "t";
+  options.dim = 4;
+  std::unique_ptr<Table> table;
+  ASSERT_TRUE(MakeFileTable(options, TestFiles(), 100, &table).ok());
+  SerialExec exec;
+  uint64_t lookups = 0;
+  for (Tick tick = 1; tick <= 60; ++tick) {
+    std::vector<uint64_t> keys;
+    for (uint64_t i = 0; i < 50; ++i) keys.push_back((tick * 50 + i) % 1000);
+    keys.push_back(keys.front());  // each occurrence counts
+    std::vector<RowId> rows(keys.size());
+    const KeySpan span(KeyType::kInt64, keys.data(), keys.size());
+    ASSERT_TRUE(table->FindOrInsert(exec, span, tick, rows.data()).ok());
+    lookups += keys.size();
+  }
+  const TableStats stats = table->stats();
+  EXPECT_GT(stats.cold.hits, 1000u);
+  // A new key is a miss, at both of its occurrences.
+  EXPECT_EQ(stats.misses, 1000u + 20u);
+  EXPECT_EQ(stats.hits, lookups - stats.misses);
+}
+
 }  // namespace
 }  // namespace testing_table
 }  // namespace dynemb
