@@ -34,6 +34,13 @@ def served_table(table, name=None, **attributes):
     )
 
 
+def opened(table, descriptor):
+    """Returns the handle of a served table with the attributes of a DynamicVariable, opened."""
+    handle = served_table(table)
+    ops.dynemb_open_served_table(handle, descriptor)
+    return handle
+
+
 def open_served(tmp_path, *tables, **attributes):
     """Dumps tables, and returns the handles of served tables of that dump."""
     path = tmp_path / "tables"

@@ -19,6 +19,20 @@ from tf_dynemb.storage import (
 BLOCK_BYTES = 192
 
 
+def flipped(content: bytes, offset: int, bit: int = 4) -> bytes:
+    """Returns the content of a file with another bit."""
+    changed = bytearray(content)
+    changed[offset] ^= 1 << bit
+    return bytes(changed)
+
+
+def flip(file: pathlib.Path, offset: int, bit: int = 4) -> bytes:
+    """Flips a bit of a file, and returns its previous content."""
+    content = file.read_bytes()
+    file.write_bytes(flipped(content, offset, bit))
+    return content
+
+
 def table_entry(name="user", dimension=2, key_type="int64", dtype="float32", state=True, shards=()):
     return TableEntry(
         name=name,

@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from chain_writer import publish
-from served_helpers import describe, lookup
+from served_helpers import describe, lookup, opened
 from serving_helpers import delta, plain
-from test_served_damage import opened
 
 import tf_dynemb as de
 from tf_dynemb.serving import Reader
@@ -160,34 +159,3 @@ def test_a_watermark_before_its_parent(tmp_path, chain):
         whole(chain)
     with pytest.raises(tf.errors.DataLossError, match="less than"):
         answers_of_operators(tmp_path, chain)
-
-
-@pytest.mark.parametrize("depth", [60, 100, 900, 5000, 10**6])
-def test_deep_nesting(tmp_path, depth):
-    directory = publish(tmp_path / "chain", "base", plain([1]), watermark=1).directory
-    file = directory / "MANIFEST.json"
-    text = file.read_text()
-    file.write_text(text.rstrip().removesuffix("}") + ', "x": ' + "[" * depth + "]" * depth + "}")
-    with pytest.raises(DataLossError, match="is damaged"):
-        Reader(directory)
-    with pytest.raises(tf.errors.DataLossError, match="is damaged"):
-        answers_of_operators(tmp_path, directory)
-
-
-def test_a_name_twice(tmp_path):
-    directory = publish(tmp_path / "chain", "base", plain([1]), watermark=1).directory
-    file = directory / "MANIFEST.json"
-    file.write_text(file.read_text().replace('"since"', '"watermark"'))
-    for read in (Reader, lambda path: answers_of_operators(tmp_path, path)):
-        with pytest.raises(ERRORS, match="not JSON"):
-            read(directory)
-
-
-def test_a_manifest_that_is_too_large(tmp_path):
-    """It is refused without being read."""
-    directory = publish(tmp_path / "chain", "base", plain([1]), watermark=1).directory
-    with (directory / "MANIFEST.json").open("r+b") as file:
-        file.truncate(2**28 + 1)
-    for read in (Reader, lambda path: answers_of_operators(tmp_path, path)):
-        with pytest.raises(ERRORS, match=f"more than {2**28} bytes"):
-            read(directory)

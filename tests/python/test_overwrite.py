@@ -12,9 +12,8 @@ import tensorflow as tf
 from chain_writer import Form, publish
 from dump_helpers import make, vectors_of
 from op_helpers import ops
-from served_helpers import describe, lookup
+from served_helpers import describe, lookup, opened
 from serving_helpers import plain
-from test_served_damage import opened
 
 import tf_dynemb as de
 from tf_dynemb import storage

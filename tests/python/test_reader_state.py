@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from chain_writer import publish
 from op_helpers import ops
-from served_helpers import describe, lookup
+from served_helpers import describe, lookup, opened
 from serving_helpers import delta, plain
-from test_served_damage import opened
 
 import tf_dynemb as de
 from tf_dynemb.serving import Reader

@@ -1,105 +1,35 @@
-"""Damaged files of exported models: an error that names the file, or the same answers."""
+"""Damaged and changed exports that TensorFlow loads, and exports to a full disk.
+
+`test_damage.py` opens the tables of damaged exports.
+"""
 
 import pathlib
 import pickle
 import shutil
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 import warm_python
-from op_helpers import ops
-from served_helpers import lookup, same_bits, served_table
+from damage_readers import Exported, make_model
+from storage_helpers import flip
 from test_saved_models import no_files_above
-from test_serving_damage import flip
 
 import tf_dynemb as de
-from tf_dynemb import layers
 
-ERRORS = (tf.errors.DataLossError, tf.errors.InvalidArgumentError)
 CHECKSUMS = pathlib.Path("assets.extra", "tf_dynemb.checksums.json")
 IDS = np.array([[1, 2, 3], [-1, 50, 2**40]])
-
-
-def make_model():
-    inputs = keras.Input([3], dtype="int64", name="ids")
-    vectors = layers.Embedding(4, combiner="sum", name="user")(inputs)
-    model = keras.Model(inputs, keras.layers.Dense(2)(vectors))
-    model.layers[1].table.upsert(np.arange(40), np.random.default_rng(1).normal(size=[40, 4]))
-    return model
 
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
     """A model, and the path of its export."""
-    model = make_model()
-    path = tmp_path_factory.mktemp("exported") / "model"
-    de.export_saved_model(model, path)
-    return model, path
+    made = Exported(tmp_path_factory.mktemp("exported"))
+    return made.model, made.path
 
 
 def files_of(path):
     return sorted(file for file in path.rglob("*") if file.is_file())
-
-
-class Opener:
-    """Opens the table of an exported model, as its initializer does when it is loaded."""
-
-    def __init__(self, model, path):
-        self.table, self.path = model.layers[1].table, path
-        self.keys = np.arange(-3, 60)
-        self.expected = self.vectors()
-
-    def vectors(self):
-        handle = served_table(self.table)
-        ops.dynemb_open_served_table(handle, str(self.path / "assets" / "tf_dynemb.json"))
-        return lookup(handle, self.keys)
-
-    def check(self, file, in_tables):
-        """Returns whether opening fails, with the name of the file, or has the same vectors."""
-        try:
-            found = self.vectors()
-        except ERRORS as error:
-            # The descriptor of a damaged manifest or index is named by its snapshot.
-            return str(file.parent if in_tables else file) in error.message
-        return in_tables and same_bits(found, self.expected)
-
-
-@pytest.mark.slow
-def test_every_file_of_a_model(exported):
-    """A thousand flipped bytes and a hundred lengths of each file."""
-    model, path = exported
-    opener, rng = Opener(model, path), np.random.default_rng(2)
-    files = files_of(path)
-    names = {str(file.relative_to(path)) for file in files}
-    assert {"saved_model.pb", "fingerprint.pb", "variables/variables.index", str(CHECKSUMS)} < names
-    for file in files:
-        in_tables = "tf_dynemb" in file.parts
-        content = file.read_bytes()
-        for offset in rng.choice(len(content), min(1000, len(content)), replace=False).tolist():
-            flip(file, offset)
-            # White space in the list of checksums has no meaning.
-            blank = file.name == CHECKSUMS.name and content[offset : offset + 1].isspace()
-            assert opener.check(file, in_tables or blank), (file, offset)
-            file.write_bytes(content)
-        longest = len(content.rstrip())  # the last byte of a text is the end of a line
-        for length in rng.choice(longest, min(100, longest), replace=False).tolist():
-            file.write_bytes(content[:length])
-            assert opener.check(file, in_tables), (file, length)
-        file.write_bytes(content)
-    assert same_bits(opener.vectors(), opener.expected)
-
-
-def test_files_that_are_missing(exported):
-    model, path = exported
-    opener = Opener(model, path)
-    for name in ("saved_model.pb", "fingerprint.pb", "variables/variables.index"):
-        (path / name).rename(path / "away")
-        with pytest.raises(tf.errors.DataLossError, match=f"{name} is missing"):
-            opener.vectors()
-        (path / "away").rename(path / name)
-    assert same_bits(opener.vectors(), opener.expected)
 
 
 CLIENT = """

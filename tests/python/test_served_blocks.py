@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 from op_helpers import ops
 from served_helpers import describe, lookup, same_bits, served_table
-from test_serving_damage import flip
+from storage_helpers import flip
 
 import tf_dynemb as de
 

@@ -1,7 +1,7 @@
-"""Damaged snapshots of exported models: an error that names the file when they are opened."""
+"""Served tables of damaged descriptors and blocks, and of snapshots that are applied.
 
-import pathlib
-import shutil
+`test_damage.py` damages files.
+"""
 
 import numpy as np
 import op_helpers as h
@@ -9,13 +9,11 @@ import pytest
 import tensorflow as tf
 from chain_writer import Change, publish
 from op_helpers import ops
-from served_helpers import describe, lookup, same_bits, served_table
+from served_helpers import describe, lookup, opened, served_table
 from serving_helpers import FORMS, delta, plain, rows
-from test_serving_damage import flip
+from storage_helpers import flip
 
 import tf_dynemb as de
-
-ERRORS = (tf.errors.DataLossError, tf.errors.InvalidArgumentError)
 
 
 @pytest.fixture
@@ -25,76 +23,10 @@ def table():
     return table
 
 
-@pytest.fixture
-def chain(tmp_path, table):
-    """A base and a delta."""
-    path = tmp_path / "tables"
-    de.dump(path, table)
-    table.upsert([3, 99], np.ones([2, 4]))
-    table.erase([5])
-    de.incremental_dump(path, table)
-    return path
-
-
-def files_that_are_read(chain) -> list[pathlib.Path]:
-    """The files that lookups need: not the times of rows, or the state of their optimizer."""
-    names = ("MANIFEST", "keys", "vectors", "index", "deleted")
-    files = [f for f in sorted(chain.rglob("*.*")) if any(name in f.name for name in names)]
-    assert len(files) == 8
-    return files
-
-
-def opened(table, descriptor):
-    handle = served_table(table)
-    ops.dynemb_open_served_table(handle, descriptor)
-    return handle
-
-
-def test_every_flipped_byte_is_found(tmp_path, table, chain):
+def test_descriptor_without_its_tables(tmp_path, table):
+    chain = tmp_path / "tables"
+    chain.mkdir()
     descriptor = describe(tmp_path, chain)
-    rng = np.random.default_rng(5)
-    keys = np.arange(-3, 120)
-    expected = lookup(opened(table, descriptor), keys)
-    for file in files_that_are_read(chain):
-        size = file.stat().st_size
-        for offset in rng.choice(size, min(1000, size), replace=False).tolist():
-            content = flip(file, offset)
-            found, error = None, ""
-            try:
-                found = lookup(opened(table, descriptor), keys)
-            except ERRORS as raised:
-                error = raised.message
-            # White space of the manifest has no meaning: there, the vectors are the same.
-            if found is None:
-                assert file.parent.name in error, (file, offset)
-            else:
-                assert file.name == "MANIFEST.json", (file, offset)
-                assert same_bits(found, expected), offset
-            file.write_bytes(content)
-    assert same_bits(lookup(opened(table, descriptor), keys), expected)
-
-
-def test_every_truncated_file_is_found(tmp_path, table, chain):
-    descriptor = describe(tmp_path, chain)
-    rng = np.random.default_rng(6)
-    for file in files_that_are_read(chain):
-        content = file.read_bytes()
-        # The last byte of the manifest is the end of a line.
-        lengths = rng.choice(len(content.rstrip()), min(100, len(content) - 1), replace=False)
-        for length in lengths.tolist():
-            file.write_bytes(content[:length])
-            with pytest.raises(ERRORS, match=file.name):
-                opened(table, descriptor)
-        file.unlink()
-        with pytest.raises(tf.errors.DataLossError, match=f"{file} is missing"):
-            opened(table, descriptor)
-        file.write_bytes(content)
-    opened(table, descriptor)
-
-
-def test_descriptor_without_its_tables(tmp_path, table, chain):
-    descriptor = describe(tmp_path, chain)
-    shutil.rmtree(chain)
     with pytest.raises(tf.errors.DataLossError, match=f"{chain} holds no snapshot.*{descriptor}"):
         opened(table, descriptor)
 
@@ -119,7 +51,8 @@ def test_descriptor_without_its_tables(tmp_path, table, chain):
 )
 def test_damaged_descriptor(tmp_path, table, text, message):
     (tmp_path / "d.json").write_text(text)
-    with pytest.raises(ERRORS, match=f"d.json.*{message}"):
+    errors = (tf.errors.DataLossError, tf.errors.InvalidArgumentError)
+    with pytest.raises(errors, match=f"d.json.*{message}"):
         opened(table, str(tmp_path / "d.json"))
 
 
@@ -132,11 +65,14 @@ def test_text_that_is_not_json(tmp_path, table, text):
         opened(table, str(tmp_path / "d.json"))
 
 
-def test_manifest_of_a_later_version(tmp_path, table, chain):
-    manifest = next(chain.glob("*base*/MANIFEST.json"))
-    manifest.write_text(manifest.read_text().replace('"version": 2', '"version": 9'))
-    with pytest.raises(tf.errors.InvalidArgumentError, match=f"{manifest} is of version 9"):
-        opened(table, describe(tmp_path, chain))
+@pytest.mark.xfail(strict=True, raises=UnicodeDecodeError, reason="the error quotes the checksum")
+def test_a_checksum_that_is_not_utf8(tmp_path, table):
+    de.dump(tmp_path / "t", table)
+    (manifest,) = tmp_path.glob("t/*/MANIFEST.json")
+    content = manifest.read_bytes()
+    flip(manifest, content.rindex(b'"') - 1, bit=7)
+    with pytest.raises(tf.errors.DataLossError, match=f"{manifest} is damaged"):
+        opened(table, describe(tmp_path, tmp_path / "t"))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -162,30 +98,6 @@ def test_names_that_json_escapes(tmp_path, name):
     handle = served_table(table, name.encode("utf-8", "surrogatepass"))
     ops.dynemb_open_served_table(handle, describe(tmp_path, tmp_path / "t"))
     assert lookup(handle, [1]).numpy().tolist() == [[1, 1]]
-
-
-def test_large_models_are_verified_before_each_use(tmp_path, table):
-    """Their vectors are right, or the lookup fails."""
-    chain = tmp_path / "tables"
-    de.dump(chain, table)
-    descriptor = describe(tmp_path, chain, verify_bytes=0)
-    keys = np.arange(-3, 120)
-    expected = lookup(opened(table, descriptor), keys)
-    assert same_bits(expected, table.lookup(keys, insert=False))
-    base = next(chain.glob("*base*"))
-    rng = np.random.default_rng(8)
-    for column in ("keys", "vectors", "index"):
-        file = base / f"000.r0.{column}.npy"
-        for offset in rng.choice(range(128, file.stat().st_size), 100, replace=False).tolist():
-            content = flip(file, offset)
-            handle = opened(table, descriptor)
-            with pytest.raises(tf.errors.DataLossError, match=f"{file} is damaged.*offset 0"):
-                lookup(handle, keys)
-            pooled = [keys], [np.int64(1)], [len(keys)], [4]
-            with pytest.raises(tf.errors.DataLossError, match=f"{file} is damaged"):
-                h.lookup_sparse([handle], *pooled, insert=False)
-            del handle  # otherwise the next one would be of the same model
-            file.write_bytes(content)
 
 
 @pytest.mark.parametrize("verify_bytes", [0, 1 << 30])
@@ -241,31 +153,6 @@ class TestApply:
 
     def first(self, handle):
         return lookup(handle, [1, 2, 3]).numpy()[:, 0].tolist()
-
-    @pytest.mark.parametrize("column", ["keys", "vectors", "deleted", "MANIFEST"])
-    @pytest.mark.parametrize("damage", ["flipped", "truncated", "removed"])
-    def test_a_damaged_delta_changes_nothing(self, tmp_path, base, handle, column, damage):
-        path = tmp_path / "deltas"
-        broken = delta(path, plain([1], 20, deleted=[2]), base, 10, 20)
-        delta(path, plain([3], 30), broken, 20, 30)
-        name = "MANIFEST.json" if column == "MANIFEST" else f"000.r0.{column}.npy"
-        file = broken.directory / name
-        content = file.read_bytes()
-        if damage == "truncated":
-            file.write_bytes(content[:-3])
-        elif damage == "removed":
-            file.unlink()
-        else:
-            flip(file, len(content) - 3)
-        for _ in range(2):
-            with pytest.raises(tf.errors.DataLossError, match=broken.directory.name):
-                ops.dynemb_apply_snapshots(handle, str(path))
-            assert self.first(handle) == [0, 1, 2]
-            assert int(ops.dynemb_served_state(handle).watermark) == 10
-        file.write_bytes(content)
-        assert int(ops.dynemb_apply_snapshots(handle, str(path))) == 2
-        assert self.first(handle) == [20, -1, 30]
-        assert int(ops.dynemb_apply_snapshots(handle, str(path))) == 0
 
     def test_a_gap(self, tmp_path, base, handle):
         path = tmp_path / "deltas"

@@ -1,4 +1,7 @@
-"""Reader with damaged or invalid chains, in threads, and with random sequences of snapshots."""
+"""Reader with invalid chains, in threads, and with random sequences of snapshots.
+
+`test_damage.py` damages files.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from chain_writer import Change, Form, Row, publish
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from serving_helpers import FORMS, WIDEN, delta, first_column, plain, row, rows
+from storage_helpers import flip
 
 from tf_dynemb.serving import Reader
 from tf_dynemb.serving.overlay import GROWTH, Overlay, push
@@ -27,62 +31,6 @@ def base(tmp_path):
 @pytest.fixture
 def path(base):
     return base.directory.parent
-
-
-def flip(file, offset: int) -> bytes:
-    """Flips a bit of a file, and returns its previous content."""
-    content = file.read_bytes()
-    changed = bytearray(content)
-    changed[offset] ^= 0x10
-    file.write_bytes(changed)
-    return content
-
-
-COLUMNS = ["keys", "vectors", "updates", "accesses", "deleted"]
-
-
-@pytest.mark.parametrize("column", [*COLUMNS, "MANIFEST"])
-@pytest.mark.parametrize("damage", ["first", "last", "truncated", "removed"])
-def test_damaged_delta_keeps_the_state(base, path, column, damage):
-    reader = Reader(path)
-    second_table = {**plain([1], 20, deleted=[2])}
-    broken = delta(path, second_table, base, 10, 20)
-    delta(path, plain([3], 30), broken, 20, 30)
-    name = "MANIFEST.json" if column == "MANIFEST" else f"000.r0.{column}.npy"
-    file = broken.directory / name
-    content = file.read_bytes()
-    if damage == "truncated":
-        file.write_bytes(content[:-1])
-    elif damage == "removed":
-        file.unlink()
-    else:
-        flip(file, 0 if damage == "first" else len(content) - 3)
-    if column == "MANIFEST" and damage == "truncated":
-        assert content.endswith(b"\n")
-        file.write_bytes(content[:-2])
-    for _ in range(2):
-        with pytest.raises(DataLossError, match=broken.directory.name):
-            reader.follow()
-        assert first_column(reader, [1, 2, 3]) == [0, 1, 2]
-        assert (reader.watermark, reader.size()) == (10, 3)
-    file.write_bytes(content)
-    assert reader.follow() == 2
-    assert first_column(reader, [1, 2, 3]) == [20, -1, 30]
-
-
-def test_deltas_before_a_damaged_one_are_applied(base, path):
-    reader = Reader(path)
-    first = delta(path, plain([1], 20), base, 10, 20)
-    broken = delta(path, plain([2], 30), first, 20, 30)
-    file = broken.directory / "000.r0.vectors.npy"
-    content = flip(file, 130)
-    with pytest.raises(DataLossError, match=f"{broken.directory.name}.*vectors"):
-        reader.follow()
-    assert first_column(reader, [1, 2]) == [20, 1]
-    assert reader.id == first.manifest.id
-    file.write_bytes(content)
-    assert reader.follow() == 1
-    assert first_column(reader, [1, 2]) == [20, 30]
 
 
 @pytest.mark.parametrize("form", [Form(4), Form(3, "int32"), Form(3, "int64", "float16")])
@@ -118,11 +66,6 @@ def test_base_is_verified_on_request(base, path):
     assert Reader(path).size() == 3
     with pytest.raises(DataLossError, match="vectors"):
         Reader(path, verify=True)
-    new = publish(path.parent / "new", "base", plain([1], 5), watermark=20)
-    reader = Reader(new.directory, verify=True)
-    with pytest.raises(DataLossError, match="vectors"):
-        reader.follow(path)
-    assert first_column(reader, [1]) == [5]
 
 
 def test_index_out_of_range_is_refused(base, path):
