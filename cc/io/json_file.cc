@@ -1,7 +1,7 @@
 #include "cc/io/json_file.h"
 
-#include <charconv>
 #include <cstdint>
+#include <cstdio>
 #include <optional>
 #include <utility>
 
@@ -24,10 +24,9 @@ Status CheckChecksum(const std::string& file, const Json& json) {
   const std::optional<Json> member = json.Find("crc32c");
   const std::string digits = member.has_value() ? member->string() : std::string();
   const std::string canonical = json.Canonical("crc32c");
-  uint32_t crc = 0;
-  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), crc, 16);
-  if (error != std::errc() || digits.size() != kDigits || end != digits.data() + kDigits ||
-      crc != Crc32c(0, canonical.data(), canonical.size())) {
+  char expected[kDigits + 1];
+  snprintf(expected, sizeof(expected), "%08x", Crc32c(0, canonical.data(), canonical.size()));
+  if (digits != expected) {
     return DataLoss(file + " is damaged: its CRC32C is not " + digits);
   }
   return Status();

@@ -38,6 +38,23 @@ Clock& ProcessClock() {
 // Reads the system's clock when the library is loaded.
 [[maybe_unused]] static const Clock& kClock = ProcessClock();
 
+// The length of the character of UTF-8 (RFC 3629, section 4) that `text`, which is not empty,
+// begins with; 0 if there is none.
+static size_t Utf8Length(std::string_view text) {
+  const auto byte = [text](size_t i) { return static_cast<unsigned char>(text[i]); };
+  const unsigned char first = byte(0);
+  if (first < 0x80) return 1;
+  const size_t length = first >= 0xF0 ? 4 : first >= 0xE0 ? 3 : 2;
+  if (first < 0xC2 || first > 0xF4 || text.size() < length) return 0;
+  for (size_t i = 1; i < length; ++i) {
+    if (byte(i) >> 6 != 2) return 0;
+  }
+  // Neither longer than needed, nor a surrogate, nor past U+10FFFF.
+  const unsigned char least = first == 0xE0 ? 0xA0 : first == 0xF0 ? 0x90 : 0x80;
+  const unsigned char most = first == 0xED ? 0x9F : first == 0xF4 ? 0x8F : 0xBF;
+  return byte(1) >= least && byte(1) <= most ? length : 0;
+}
+
 absl::Status ToAbsl(const Status& status) {
   switch (status.code()) {
     case Code::kOk:
@@ -54,6 +71,22 @@ absl::Status ToAbsl(const Status& status) {
       break;
   }
   return absl::InternalError(status.message());
+}
+
+absl::Status Decodable(const absl::Status& status) {
+  const std::string_view message = status.message();
+  std::string text;
+  for (size_t at = 0; at < message.size();) {
+    const size_t length = Utf8Length(message.substr(at));
+    if (length == 0) {
+      absl::StrAppend(&text, "\\x",
+                      absl::Hex(static_cast<unsigned char>(message[at++]), absl::kZeroPad2));
+      continue;
+    }
+    text += message.substr(at, length);
+    at += length;
+  }
+  return text == message ? status : absl::Status(status.code(), text);
 }
 
 KeyType ToKeyType(tf::DataType dtype) {
@@ -101,7 +134,7 @@ void DynembOp::Compute(tf::OpKernelContext* ctx) {
   try {
     const absl::Status status = Run(ctx);
     SayJumps();
-    OP_REQUIRES_OK(ctx, status);
+    OP_REQUIRES_OK(ctx, Decodable(status));
   } catch (const std::bad_alloc&) {
     ctx->SetStatus(absl::ResourceExhaustedError(absl::StrCat(name(), ": out of memory")));
   } catch (const std::exception& e) {

@@ -51,6 +51,10 @@ DType ToDType(tf::DataType dtype);
 tf::DataType ToTf(KeyType type);
 tf::DataType ToTf(DType type);
 
+// The same status; bytes of its message that are not UTF-8, such as those of a name in a damaged
+// file, are written as \xff: Python reports a message that it cannot decode as another error.
+absl::Status Decodable(const absl::Status& status);
+
 // The base of all kernels. The operator fails if Run does; no exception leaves Compute.
 class DynembOp : public tf::OpKernel {
  public:

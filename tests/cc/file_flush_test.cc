@@ -291,6 +291,10 @@ TEST_F(FileFlushTest, Damage) {
   std::vector<uint64_t> keys;
   for (const auto& [key, row] : flushed) keys.push_back(key);
 
+  const auto restores = [&] {
+    std::vector<uint64_t> forgotten;
+    return Empty(&world)->Restore(folder, &forgotten).ok();
+  };
   const auto damaged = [&](const std::string& what) {
     SCOPED_TRACE(what);
     std::unique_ptr<ColdRows> rows = Empty(&world);
@@ -325,6 +329,7 @@ TEST_F(FileFlushTest, Damage) {
       replace(flipped);
       EXPECT_EQ(damaged(name + " flipped"), 0u);
       replace(bytes.substr(0, world.random() % bytes.size()));
+      EXPECT_FALSE(restores()) << name << " truncated";
       EXPECT_EQ(damaged(name + " truncated"), 0u);
       tried += 2;
     }

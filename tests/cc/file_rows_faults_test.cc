@@ -81,6 +81,29 @@ TEST_F(FileRowsFaultsTest, FlippedBits) {
   }
 }
 
+// Blocks whose checksums are right.
+TEST_F(FileRowsFaultsTest, ABlockInThePlaceOfAnotherIsDamage) {
+  ColdWorld world(16, 8);
+  ExpectOk(world.Add(world.NewRows(6000, 8000)));
+  std::vector<std::string> full;
+  for (const std::string& file : Files(&world)) {
+    if (testing_files::Read(file).size() == 8 * kBlockBytes) full.push_back(file);
+  }
+  ASSERT_GE(full.size(), 2u);
+  const std::string content = testing_files::Read(full[0]);
+  const std::string other_file = testing_files::Read(full[1]).substr(3 * kBlockBytes, kBlockBytes);
+  const std::string other_place = content.substr(5 * kBlockBytes, kBlockBytes);
+  const int fd = open(full[0].c_str(), O_RDWR);
+  for (const std::string& block : {other_file, other_place}) {
+    ASSERT_EQ(pwrite(fd, block.data(), kBlockBytes, 3 * kBlockBytes),
+              static_cast<ssize_t>(kBlockBytes));
+    EXPECT_GT(CountFailures(&world, full[0]), 10u);
+  }
+  ASSERT_EQ(pwrite(fd, content.data(), content.size(), 0), static_cast<ssize_t>(content.size()));
+  close(fd);
+  world.ExpectEqual();
+}
+
 // Rows that cannot be read cost their segment, and not the space of all others.
 TEST_F(FileRowsFaultsTest, CompactionGoesRoundDamage) {
   ColdWorld world(16, 8);
@@ -275,6 +298,24 @@ TEST_F(FileRowsFaultsTest, EachCallFails) {
       }
     }
   }
+}
+
+// Rows that cannot be written wait in memory, which has room for few of them.
+TEST_F(FileRowsFaultsTest, ADiskThatStaysFullRefusesRows) {
+  ColdWorld world(16, 4);
+  world.files.Fail(FaultyFileSystem::kPwrite, 1, ENOSPC, int64_t{1} << 40);
+  size_t added = 0;
+  for (int i = 0; i < 20; ++i) {
+    const Status status = world.Add(world.NewRows(300, 10'000));
+    added += status.ok();
+    EXPECT_TRUE(status.ok() || status.message().find("No space left") != std::string::npos)
+        << status.message();
+  }
+  EXPECT_EQ(added, 1u);
+  world.ExpectEqual();
+  world.files.Heal();
+  ExpectOk(world.Add(world.NewRows(300, 10'000)));
+  world.ExpectEqual();
 }
 
 // Each allocation of a change of contents fails in turn. It continues where it has stopped.

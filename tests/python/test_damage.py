@@ -99,7 +99,7 @@ class Files:
         if content is None:
             return file.name == CHECKSUMS
         try:
-            return meaning(content) == meaning(whole)
+            return json.loads(content) == json.loads(whole)
         except (ValueError, RecursionError):
             return False
 
@@ -132,14 +132,6 @@ class Files:
             assert self.reader.has_kept(place), f"{what}: {message!r}, but there was a change"
             other_version = name.suffix == ".json" and "is of version" in message
             assert issubclass(error, LOSSES) != other_version, f"{what}: {error}: {message!r}"
-
-
-def meaning(text):
-    """The members of a text; some readers take the digits of its checksum in upper case, too."""
-    members = json.loads(text)
-    if isinstance(members, dict):
-        members["crc32c"] = str(members.get("crc32c")).lower()
-    return members
 
 
 def test_missing_files(files):
@@ -236,8 +228,7 @@ def test_random_flips_and_lengths(files):
             # What the delta continues: a wrong value may be valid.
             offsets += range(content.index(b'"format"'), content.index(b'"writer"'))
         for offset in offsets:
-            # The eighth bit makes invalid UTF-8 of text: test_served_damage.py.
-            bit = int(rng.integers(7 if file.suffix == ".json" else 8))
+            bit = int(rng.integers(8))
             changed = flipped(content, offset, bit)
             files.damage(file, changed, content, f"a flip of bit {bit} of byte {offset}")
         for end in rng.choice(size, min(max(5, samples // 10), size), replace=False).tolist():

@@ -173,7 +173,7 @@ class CollectiveOp : public tf::AsyncOpKernel {
     threads->Schedule([this, ctx, done = std::move(done)] {
       try {
         const absl::Status status = RunInGroup(ctx);
-        if (!status.ok()) ctx->SetStatus(status);
+        if (!status.ok()) ctx->SetStatus(Decodable(status));
       } catch (const std::bad_alloc&) {
         ctx->SetStatus(absl::ResourceExhaustedError(absl::StrCat(name(), ": out of memory")));
       } catch (const std::exception& e) {
