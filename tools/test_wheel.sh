@@ -35,6 +35,8 @@ for module in pkgutil.walk_packages(tf_dynemb.__path__, "tf_dynemb."):
     if not module.name.endswith(("__main__", "_dynemb_ops")):
         importlib.import_module(module.name)
 EOF
+# Two ranks, which need nothing but the wheel.
+"$INSTALLED" -m tf_dynemb run -np 2 "$INSTALLED" examples/model_parallel.py --epochs 1 --output-dir ranks
 # A wheel can lack a module, which was imported above, or the library, which these tests use. (The in-place run tests
 # everything.)
 readonly TESTS=(cli layers lazy_import serving)
