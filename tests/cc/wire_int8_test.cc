@@ -1,3 +1,4 @@
+// The bounds of int8 on the wire, on the host and on simulated devices.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -10,7 +11,7 @@
 #include "cc/lookup/wire.h"
 #include "cc/table/codec.h"
 #include "cc/table/half.h"
-#include "tests/cc/wire_model.h"
+#include "tests/cc/wire_fixture.h"
 
 #if defined(__SSE2__)
 #include <xmmintrin.h>
@@ -26,38 +27,42 @@ constexpr float kTiny = std::numeric_limits<float>::denorm_min();
 // A row whose largest magnitude is smaller arrives as zeros.
 constexpr double kUnderflow = 127 * 0x1p-125;
 
-constexpr DType kDTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBfloat16};
-
 // The rows of one table, sent as int8: their values before and after, and the message.
-struct Sent {
+struct SentInt8 {
   std::vector<float> sent, arrived;
   std::vector<float> scales;  // [rows]
   std::vector<int8_t> q;      // [rows, dim]
 };
 
-Sent Send(DType dtype, int64_t dim, const std::vector<float>& x) {
-  Sent result;
-  std::mt19937_64 random(1);
-  const size_t rows = x.size() / static_cast<size_t>(dim);
-  Rows r = MakeRows({{dtype, dim, WireType::kInt8}}, {static_cast<int64_t>(rows)}, &random);
-  const auto elements = static_cast<int64_t>(x.size());
-  StoreVector(dtype, x.data(), elements, r.vectors[0].data());
-  std::vector<int32_t> words;
-  std::vector<std::vector<char>> unpacked;
-  PackAndUnpack(r, &words, &unpacked);
-  result.sent.resize(x.size());
-  result.arrived.resize(x.size());
-  LoadVector(dtype, r.vectors[0].data(), elements, result.sent.data());
-  LoadVector(dtype, unpacked[0].data(), elements, result.arrived.data());
-  result.scales.resize(rows);
-  result.q.resize(x.size());
-  std::memcpy(result.scales.data(), words.data(), 4 * rows);
-  std::memcpy(result.q.data(), words.data() + rows, x.size());
-  return result;
-}
+template <class Place>
+class WireInt8Test : public WireFixture<Place> {
+ protected:
+  // The place sends what the model does (WireFixture), so the model's rows are the place's.
+  SentInt8 Send(DType dtype, int64_t dim, const std::vector<float>& x) {
+    SentInt8 result;
+    const size_t rows = x.size() / static_cast<size_t>(dim);
+    Rows r =
+        MakeRows({{dtype, dim, WireType::kInt8}}, {static_cast<int64_t>(rows)}, &this->random_);
+    const auto elements = static_cast<int64_t>(x.size());
+    StoreVector(dtype, x.data(), elements, r.vectors[0].data());
+    Sent sent;
+    this->Check(r, 0, {}, &sent);
+    result.sent.resize(x.size());
+    result.arrived.resize(x.size());
+    LoadVector(dtype, r.vectors[0].data(), elements, result.sent.data());
+    LoadVector(dtype, sent.vectors[0].data(), elements, result.arrived.data());
+    result.scales.resize(rows);
+    result.q.resize(x.size());
+    std::memcpy(result.scales.data(), sent.message.data(), 4 * rows);
+    std::memcpy(result.q.data(), sent.message.data() + 4 * rows, x.size());
+    return result;
+  }
+};
+
+TYPED_TEST_SUITE(WireInt8Test, Places);
 
 // Checks the bound of wire.h for finite rows.
-void CheckBound(DType dtype, int64_t dim, const Sent& s) {
+void CheckBound(DType dtype, int64_t dim, const SentInt8& s) {
   // The error that the final rounding to the table's type may add.
   const double relative = dtype == DType::kFloat32   ? 0
                           : dtype == DType::kFloat16 ? std::ldexp(1, -11)
@@ -91,13 +96,13 @@ void CheckBound(DType dtype, int64_t dim, const Sent& s) {
   }
 }
 
-TEST(WireInt8Test, ErrorIsAtMostHalfTheScale) {
+TYPED_TEST(WireInt8Test, ErrorIsAtMostHalfTheScale) {
   std::mt19937_64 random(2);
   std::normal_distribution<float> normal;
   for (DType dtype : kDTypes) {
     for (int64_t dim : {1, 2, 3, 4, 5, 8, 16, 17, 33, 64, 100, 128, 257, 300, 1000}) {
       std::vector<float> x;
-      for (int row = 0; row < 40; ++row) {
+      for (int row = 0; row < (this->kSlow ? 8 : 40); ++row) {
         // Rows of many magnitudes, with large and small elements in one row.
         const float size = std::ldexp(1.0f, static_cast<int>(random() % 20) - 10);
         for (int64_t c = 0; c < dim; ++c) {
@@ -105,17 +110,17 @@ TEST(WireInt8Test, ErrorIsAtMostHalfTheScale) {
         }
       }
       SCOPED_TRACE(testing::Message() << "dtype " << int(dtype) << ", dim " << dim);
-      ASSERT_NO_FATAL_FAILURE(CheckBound(dtype, dim, Send(dtype, dim, x)));
+      ASSERT_NO_FATAL_FAILURE(CheckBound(dtype, dim, this->Send(dtype, dim, x)));
     }
   }
 }
 
 // All exponents: no quotient, scale or product overflows.
-TEST(WireInt8Test, AnyMagnitude) {
+TYPED_TEST(WireInt8Test, AnyMagnitude) {
   std::mt19937_64 random(3);
   std::vector<float> x;
   for (int exponent = -149; exponent < 128; ++exponent) {
-    for (int repeat = 0; repeat < 8; ++repeat) {
+    for (int repeat = 0; repeat < (this->kSlow ? 2 : 8); ++repeat) {
       for (int c = 0; c < 5; ++c) {
         const double mantissa = 1.0 + static_cast<double>(random() >> 12) * 0x1p-52;
         const float value = static_cast<float>(std::ldexp(mantissa, exponent));
@@ -123,31 +128,31 @@ TEST(WireInt8Test, AnyMagnitude) {
       }
     }
   }
-  ASSERT_NO_FATAL_FAILURE(CheckBound(DType::kFloat32, 5, Send(DType::kFloat32, 5, x)));
+  ASSERT_NO_FATAL_FAILURE(CheckBound(DType::kFloat32, 5, this->Send(DType::kFloat32, 5, x)));
 }
 
-TEST(WireInt8Test, LargestFloatsStayFinite) {
+TYPED_TEST(WireInt8Test, LargestFloatsStayFinite) {
   std::vector<float> x;
   float largest = kMax;
-  for (int i = 0; i < 1000; ++i) {
+  for (int i = 0; i < (this->kSlow ? 100 : 1000); ++i) {
     for (float other : {0.0f, -largest, largest / 2, 1.0f}) {
       x.push_back(largest);
       x.push_back(other);
     }
     largest = std::nextafter(largest, 0.0f);
   }
-  const Sent s = Send(DType::kFloat32, 2, x);
+  const SentInt8 s = this->Send(DType::kFloat32, 2, x);
   for (size_t i = 0; i < x.size(); ++i) ASSERT_TRUE(std::isfinite(s.arrived[i])) << x[i];
   ASSERT_NO_FATAL_FAILURE(CheckBound(DType::kFloat32, 2, s));
   // The largest numbers of the 16-bit types.
   const std::vector<float> halves = {65504.0f, -65504.0f, 65504.0f, 30000.0f};
-  ASSERT_NO_FATAL_FAILURE(CheckBound(DType::kFloat16, 2, Send(DType::kFloat16, 2, halves)));
+  ASSERT_NO_FATAL_FAILURE(CheckBound(DType::kFloat16, 2, this->Send(DType::kFloat16, 2, halves)));
   const float most = HalfFormat<DType::kBfloat16>::ToFloat(0x7F7F);
   const std::vector<float> brains = {most, -most, most, most / 3};
-  ASSERT_NO_FATAL_FAILURE(CheckBound(DType::kBfloat16, 2, Send(DType::kBfloat16, 2, brains)));
+  ASSERT_NO_FATAL_FAILURE(CheckBound(DType::kBfloat16, 2, this->Send(DType::kBfloat16, 2, brains)));
 }
 
-TEST(WireInt8Test, ZerosAndDenormals) {
+TYPED_TEST(WireInt8Test, ZerosAndDenormals) {
   const auto least = static_cast<float>(kUnderflow);
   const float below = std::nextafter(least, 0.0f);
   const std::vector<float> x = {0.0f,   0.0f,   0.0f,       // zeros
@@ -158,7 +163,7 @@ TEST(WireInt8Test, ZerosAndDenormals) {
                                 1.0f,   kTiny,  -kMin,      // small beside large
                                 -least, kTiny,  least / 2,  // the least row that does not
                                 least,  kMin,   -kTiny};
-  const Sent s = Send(DType::kFloat32, 3, x);
+  const SentInt8 s = this->Send(DType::kFloat32, 3, x);
   ASSERT_NO_FATAL_FAILURE(CheckBound(DType::kFloat32, 3, s));
   for (size_t i = 0; i < 15; ++i) EXPECT_EQ(s.q[i], 0) << i;
   EXPECT_EQ(s.arrived[15], 1.0f);
@@ -166,7 +171,7 @@ TEST(WireInt8Test, ZerosAndDenormals) {
 
 #if defined(__SSE2__)
 // TensorFlow's threads treat denormals as zeros. The caller's thread may not.
-TEST(WireInt8Test, BitsDoNotDependOnTheDenormalMode) {
+TEST(WireDenormalModeTest, BitsDoNotDependOnTheDenormalMode) {
   std::mt19937_64 random(5);
   Rows rows = MakeRows({{DType::kFloat32, 6, WireType::kInt8}}, {20000}, &random);
   auto* const x = reinterpret_cast<float*>(rows.vectors[0].data());
@@ -195,7 +200,7 @@ TEST(WireInt8Test, BitsDoNotDependOnTheDenormalMode) {
 #endif
 
 // Rows that are not finite are visible to training, as they are without a narrow wire type.
-TEST(WireInt8Test, NonfiniteRowsArriveAsNan) {
+TYPED_TEST(WireInt8Test, NonfiniteRowsArriveAsNan) {
   std::mt19937_64 random(4);
   std::normal_distribution<float> normal;
   const float bad[] = {kNan, -kNan, HUGE_VALF, -HUGE_VALF};
@@ -213,7 +218,7 @@ TEST(WireInt8Test, NonfiniteRowsArriveAsNan) {
           x[row * d + d / 2] = bad[row / 16];
         }
       }
-      const Sent s = Send(dtype, dim, x);
+      const SentInt8 s = this->Send(dtype, dim, x);
       for (size_t row = 0; row < 40; ++row) {
         bool all_finite = true;
         for (size_t c = 0; c < d; ++c) all_finite &= std::isfinite(s.sent[row * d + c]);
@@ -232,17 +237,17 @@ TEST(WireInt8Test, NonfiniteRowsArriveAsNan) {
   }
 }
 
-TEST(WireInt8Test, TiesGoToEven) {
+TYPED_TEST(WireInt8Test, TiesGoToEven) {
   const std::vector<float> x = {254, 1, 3, 5, 7, 253, -1, -3, -5, -7, -253};
-  const Sent s = Send(DType::kFloat32, 11, x);
+  const SentInt8 s = this->Send(DType::kFloat32, 11, x);
   EXPECT_EQ(s.q, (std::vector<int8_t>{127, 0, 2, 2, 4, 126, 0, -2, -2, -4, -126}));
 }
 
-TEST(WireInt8Test, RowsAreIndependent) {
+TYPED_TEST(WireInt8Test, RowsAreIndependent) {
   const std::vector<float> x = {1, -127, 1e30f, -1e28f, 0, 0, kNan, 1, 1e-20f, 5e-21f, 254, 3};
-  const Sent together = Send(DType::kFloat32, 2, x);
+  const SentInt8 together = this->Send(DType::kFloat32, 2, x);
   for (size_t row = 0; row < 6; ++row) {
-    const Sent alone = Send(DType::kFloat32, 2, {x[2 * row], x[2 * row + 1]});
+    const SentInt8 alone = this->Send(DType::kFloat32, 2, {x[2 * row], x[2 * row + 1]});
     EXPECT_EQ(std::memcmp(&alone.arrived[0], &together.arrived[2 * row], 8), 0) << "row " << row;
   }
   EXPECT_EQ(together.arrived[0], 1.0f);
