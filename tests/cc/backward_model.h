@@ -1,4 +1,5 @@
-// The definition of the gradient that Backward computes, and random cases of it. For backward_test.
+// Random cases of gradients of pooled vectors, and the results of Backward. For the tests of
+// Backward and GatherGradient.
 #ifndef DYNEMB_TESTS_CC_BACKWARD_MODEL_H_
 #define DYNEMB_TESTS_CC_BACKWARD_MODEL_H_
 
@@ -10,7 +11,6 @@
 #include <limits>
 #include <memory>
 #include <random>
-#include <unordered_map>
 #include <vector>
 
 #include "cc/lookup/backward.h"
@@ -113,6 +113,39 @@ inline std::unique_ptr<Case> MakeCase(const Shape& s, std::mt19937_64* random) {
   return c;
 }
 
+inline uint64_t KeyOf(const Case& c, size_t i) {
+  return c.task.key_type == KeyType::kInt32 ? c.keys32[i] : c.keys[i];
+}
+
+inline void SetKey(Case* c, size_t i, uint64_t key) {
+  c->keys[i] = key;
+  c->keys32[i] = static_cast<uint32_t>(key);
+}
+
+// Copies of a task's upstream rows, each at any multiple of four bytes, like received rows. The
+// task then reads the copies.
+class ScatteredRows {
+ public:
+  explicit ScatteredRows(UpstreamTask* task) {
+    const size_t n = task->bags->num_bags();
+    const size_t bytes = static_cast<size_t>(task->dim) * SizeOf(task->dtype);
+    const size_t words = (bytes + 3) / 4 / 2 * 2 + 3;  // odd, so that every alignment occurs
+    copies_.assign(n * words, std::numeric_limits<float>::quiet_NaN());
+    for (size_t row = 0; row < n; ++row) {
+      float* const copy = &copies_[(n - 1 - row) * words];
+      std::memcpy(copy, static_cast<const char*>(task->upstream) + row * bytes, bytes);
+      rows_.push_back(copy);
+    }
+    task->upstream = nullptr;
+    task->upstream_rows = rows_.data();
+  }
+  ScatteredRows(ScatteredRows&&) = default;
+
+ private:
+  std::vector<float> copies_;
+  std::vector<const void*> rows_;
+};
+
 struct Result {
   std::vector<uint64_t> keys;
   std::vector<RowId> rows;
@@ -122,81 +155,6 @@ struct Result {
            (sums.empty() || std::memcmp(sums.data(), o.sums.data(), sums.size() * 4) == 0);
   }
 };
-
-inline std::vector<Result> RunBackward(Exec& exec, const std::vector<BackwardTask>& tasks,
-                                       Backward* backward) {
-  const Status status = backward->Prepare(exec, tasks.data(), tasks.size());
-  EXPECT_TRUE(status.ok()) << status.message();
-  std::vector<Result> results(tasks.size());
-  std::vector<BackwardOutput> outputs(tasks.size());
-  std::vector<std::vector<uint32_t>> keys32(tasks.size());
-  for (size_t t = 0; t < tasks.size(); ++t) {
-    const size_t unique = backward->num_unique(t);
-    results[t].keys.resize(unique);
-    keys32[t].resize(unique);
-    results[t].rows.resize(tasks[t].rows == nullptr ? 0 : unique);
-    results[t].sums.assign(unique * tasks[t].dim,
-                           std::numeric_limits<float>::quiet_NaN());  // like uninitialized memory
-    outputs[t].keys = tasks[t].key_type == KeyType::kInt32
-                          ? static_cast<void*>(keys32[t].data())
-                          : static_cast<void*>(results[t].keys.data());
-    outputs[t].rows = results[t].rows.data();
-    outputs[t].sums = results[t].sums.data();
-  }
-  backward->Write(exec, outputs.data());
-  for (size_t t = 0; t < tasks.size(); ++t) {
-    if (tasks[t].key_type == KeyType::kInt32) {
-      results[t].keys.assign(keys32[t].begin(), keys32[t].end());
-    }
-  }
-  return results;
-}
-
-// The definition of the gradient, in double.
-inline void Check(const Case& c, const Result& result) {
-  const BackwardTask& t = c.task;
-  const size_t nnz = c.keys.size(), dim = t.dim;
-  std::vector<double> norms(c.bags.num_bags());
-  auto weight = [&](size_t i) { return t.weights == nullptr ? 1.0 : double{t.weights[i]}; };
-  for (size_t i = 0; i < nnz; ++i) {
-    const double w = weight(i);
-    norms[c.bag_of[i]] += t.combiner == Combiner::kMean ? w : w * w;
-  }
-  struct Sum {
-    RowId row;
-    std::vector<double> sum, magnitude;
-  };
-  std::unordered_map<uint64_t, Sum> model;
-  for (size_t i = 0; i < nnz; ++i) {
-    const uint64_t key = t.key_type == KeyType::kInt32 ? c.keys32[i] : c.keys[i];
-    auto [it, is_new] = model.try_emplace(key);
-    Sum& sum = it->second;
-    if (is_new) sum = {c.rows[i], std::vector<double>(dim), std::vector<double>(dim)};
-    const size_t bag = c.bag_of[i];
-    double scale = weight(i);
-    if (t.combiner == Combiner::kMean) scale *= norms[bag] == 0 ? 0 : 1 / norms[bag];
-    if (t.combiner == Combiner::kSqrtn) scale *= norms[bag] == 0 ? 0 : 1 / std::sqrt(norms[bag]);
-    for (size_t col = 0; col < dim; ++col) {
-      const size_t at = bag * dim + col;
-      if (t.combiner == Combiner::kMax && t.argmax[at] != static_cast<int32_t>(i)) continue;
-      sum.sum[col] += scale * c.upstream[at];
-      sum.magnitude[col] += std::abs(scale * c.upstream[at]);
-    }
-  }
-  ASSERT_EQ(result.keys.size(), model.size());
-  for (size_t u = 0; u < result.keys.size(); ++u) {
-    const auto it = model.find(result.keys[u]);
-    ASSERT_NE(it, model.end());
-    if (t.rows != nullptr) {
-      ASSERT_EQ(result.rows[u], it->second.row);
-    }
-    for (size_t col = 0; col < dim; ++col) {
-      ASSERT_NEAR(result.sums[u * dim + col], it->second.sum[col],
-                  1e-5 * it->second.magnitude[col] + 1e-30)
-          << "key " << u << ", column " << col;
-    }
-  }
-}
 
 }  // namespace dynemb
 

@@ -1,4 +1,5 @@
-// The work of SumGradients: launches, teams, sorted bits, and room for ranges of ids.
+// What only SumGradients on a device has: launches, teams, sorted bits, room for ranges of ids, and
+// failures.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -8,12 +9,82 @@
 #include <vector>
 
 #include "cc/device/sum_gradients.h"
-#include "tests/cc/device_gradient_cases.h"
+#include "tests/cc/backward_fixture.h"
+#include "tests/cc/counting_session.h"
 #include "tests/cc/simulated_devices.h"
 #include "tests/simulated/simulated_tables.h"
 
 namespace dynemb {
 namespace {
+
+template <class Place>
+class DeviceGradientTest : public BackwardFixture<Place> {};
+
+TYPED_TEST_SUITE(DeviceGradientTest, ForSimulatedDevices<DevicePlace>);
+
+TYPED_TEST(DeviceGradientTest, TooManyIds) {
+  const uint64_t something = 0;
+  BackwardTask task;
+  task.keys = &something;
+  task.upstream = &something;
+  task.dim = 1;
+  Bags large, small;
+  ASSERT_TRUE(large.InitUniform(1, Bags::kMaxSize, Bags::kMaxSize).ok());
+  ASSERT_TRUE(small.InitUniform(1, 1, 1).ok());
+  std::vector<BackwardTask> tasks(2, task);
+  tasks[0].bags = &large;
+  tasks[1].bags = &small;
+  Outputs outputs(tasks);
+  this->place_.ExpectTooMany("ids", [&] { return this->TrySum(tasks, &outputs); });
+  EXPECT_TRUE(outputs.num_unique.empty());
+  EXPECT_EQ(this->place_.device().waits(), 0u);
+}
+
+TYPED_TEST(DeviceGradientTest, AllocateFails) {
+  std::mt19937_64 random(10);
+  Cases cases;
+  for (int i = 0; i < 4; ++i) cases.push_back(MakeCase({10, 30, 4, 10}, &random));
+  for (const size_t failing : {0u, 2u, 3u}) {
+    const std::vector<BackwardTask> tasks = TasksOf(cases);
+    Outputs outputs(tasks);
+    size_t calls = 0;
+    const auto allocate = [&](size_t t, size_t n, BackwardOutput* output) {
+      ++calls;
+      return t == failing ? FailedPrecondition("no room") : outputs(t, n, output);
+    };
+    const Status status = this->place_.Call(
+        [&](auto& session) { return device::SumGradients(session, tasks, allocate); }, 1);
+    EXPECT_EQ(status.code(), Code::kFailedPrecondition);
+    EXPECT_EQ(status.message(), "no room");
+    EXPECT_EQ(calls, failing + 1);
+  }
+  ASSERT_NO_FATAL_FAILURE(this->CheckAll(cases));
+}
+
+TYPED_TEST(DeviceGradientTest, WorkspaceAllocationFails) {
+  std::mt19937_64 random(11);
+  Cases cases;
+  for (Form form : {Form::kUniform, Form::kSplits, Form::kSorted, Form::kUnsorted}) {
+    Shape s{40, 600, 4, 2};
+    s.form = form;
+    s.combiner = Combiner::kMean;
+    s.weighted = true;
+    cases.push_back(MakeCase(s, &random));
+  }
+  const std::vector<BackwardTask> tasks = TasksOf(cases);
+  const uint64_t arrays = this->place_.FailEach([&] {
+    Outputs outputs(tasks);
+    const Status status = this->TrySum(tasks, &outputs);
+    EXPECT_TRUE(status.ok() || outputs.Untouched());
+    // `allocate` was not called with a wrong number of keys.
+    if (!outputs.num_unique.empty()) {
+      EXPECT_EQ(outputs.num_unique, std::vector<size_t>(4, 2));
+    }
+    return status;
+  });
+  EXPECT_GT(arrays, 20u);
+  ASSERT_NO_FATAL_FAILURE(this->CheckAll(cases));
+}
 
 TEST(DeviceGradientWorkTest, LaunchesDoNotDependOnTheNumberOfTasks) {
   std::mt19937_64 random(12);
@@ -28,7 +99,7 @@ TEST(DeviceGradientWorkTest, LaunchesDoNotDependOnTheNumberOfTasks) {
     }
     const std::vector<BackwardTask> tasks = TasksOf(cases);
     Outputs outputs(tasks);
-    CountingSession session(device, nullptr);
+    CountingSession<> session(device, nullptr);
     EXPECT_TRUE(device::SumGradients(session, tasks, std::ref(outputs)).ok());
     return session.launches;
   };
@@ -44,7 +115,7 @@ TEST(DeviceGradientWorkTest, TeamWidthFitsTheWidestSums) {
   for (int64_t dim : {4, 130, 1}) cases.push_back(MakeCase({1, 600, dim, 1}, &random));
   const std::vector<BackwardTask> tasks = TasksOf(cases);
   Outputs outputs(tasks);
-  CountingSession session(device, nullptr);
+  CountingSession<> session(device, nullptr);
   ASSERT_TRUE(device::SumGradients(session, tasks, std::ref(outputs)).ok());
   EXPECT_EQ(session.quads, std::vector<size_t>(2, 33));
 }
@@ -59,7 +130,7 @@ TEST(DeviceGradientWorkTest, SortsOnlyTheBitsOfKeyNumbers) {
     for (size_t i = 0; i < 600; ++i) SetKey(cases[0].get(), i, i % static_cast<size_t>(keys));
     const std::vector<BackwardTask> tasks = TasksOf(cases);
     Outputs outputs(tasks);
-    CountingSession session(device, nullptr);
+    CountingSession<> session(device, nullptr);
     ASSERT_TRUE(device::SumGradients(session, tasks, std::ref(outputs)).ok());
     EXPECT_EQ(session.sorted_bits, std::vector<int>{bits});
   }
@@ -141,7 +212,7 @@ TYPED_TEST(DeviceSegmentsTest, WindowsOfAnyLength) {
         terms.push_back({rows.back().data(), scale, static_cast<uint32_t>(ranges.size())});
       }
       ranges.push_back({begin, begin + count});
-      for (const auto& column : of_column) expected.push_back(SumInChunks(column));
+      for (const auto& column : of_column) expected.push_back(SumOf(column, /*in_chunks=*/true));
     }
     const auto n = static_cast<uint32_t>(terms.size());
     const auto num_keys = static_cast<uint32_t>(ranges.size());

@@ -1,5 +1,5 @@
-// The expected results of GatherPool and GatherGradient, by the formulas of combiner.h and
-// upstream.h in double, and random cases. For the tests of gather.h.
+// Random ids with rows, and the formulas of combiner.h in double. For the tests of gather.h and of
+// gradients.
 #ifndef DYNEMB_TESTS_CC_GATHER_MODEL_H_
 #define DYNEMB_TESTS_CC_GATHER_MODEL_H_
 
@@ -13,6 +13,7 @@
 #include <numeric>
 #include <random>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "cc/lookup/gather.h"
@@ -81,80 +82,6 @@ struct Vectors {
   std::vector<char> raw;
 };
 
-// Outputs of GatherPool, filled with garbage at first.
-struct Pooled {
-  Pooled(size_t bags, int64_t dim, DType type, Combiner combiner)
-      : dtype(type),
-        raw(bags * static_cast<size_t>(dim) * SizeOf(type), '\x7F'),
-        argmax(combiner == Combiner::kMax ? bags * static_cast<size_t>(dim) : 0, -77) {}
-  std::vector<float> Values() const {
-    std::vector<float> values(raw.size() / SizeOf(dtype));
-    LoadVector(dtype, raw.data(), static_cast<int64_t>(values.size()), values.data());
-    return values;
-  }
-
-  DType dtype;
-  std::vector<char> raw;
-  std::vector<int32_t> argmax;
-};
-
-inline GatherTask TaskOf(const GatherCase& c, const Vectors& vectors, Pooled* pooled) {
-  GatherTask task;
-  task.bags = &c.ids->bags;
-  task.weights = c.ids->task.weights;
-  task.combiner = c.ids->task.combiner;
-  task.pooled = pooled->raw.data();
-  task.argmax = pooled->argmax.data();
-  task.vectors = vectors.raw.data();
-  task.dim = c.ids->task.dim;
-  task.n = vectors.values.size() / static_cast<size_t>(task.dim);
-  task.index = c.index.data();
-  task.dtype = vectors.dtype;
-  return task;
-}
-
-inline void CheckPooled(const GatherCase& c, const Vectors& vectors, const Pooled& pooled) {
-  const Case& ids = *c.ids;
-  const Combiner combiner = ids.task.combiner;
-  const auto dim = static_cast<size_t>(ids.task.dim);
-  const size_t n = ids.bags.num_bags() * dim;
-  const std::vector<double> norms = Norms(ids);
-  std::vector<double> sum(n), magnitude(n);
-  std::vector<int32_t> argmax(n, -1);
-  for (size_t i = 0; i < c.index.size(); ++i) {
-    const float w = ids.task.weights == nullptr ? 1.0f : ids.task.weights[i];
-    for (size_t col = 0; col < dim; ++col) {
-      const size_t at = ids.bag_of[i] * dim + col;
-      const float term = w * vectors.values[c.index[i] * dim + col];
-      if (combiner == Combiner::kMax) {
-        if (argmax[at] >= 0 && term <= sum[at]) continue;
-        sum[at] = magnitude[at] = term;
-        argmax[at] = static_cast<int32_t>(i);
-      } else {
-        sum[at] += double{w} * vectors.values[c.index[i] * dim + col];
-        magnitude[at] += std::abs(term);
-      }
-    }
-  }
-  if (combiner == Combiner::kMax) {
-    ASSERT_EQ(pooled.argmax, argmax);
-  }
-  // The relative errors of the sum in float32, and of its rounding to the output's type.
-  const double sums = 2e-6, last = pooled.dtype == DType::kFloat32   ? 1e-7
-                                   : pooled.dtype == DType::kFloat16 ? std::ldexp(1, -11)
-                                                                     : std::ldexp(1, -8);
-  const std::vector<float> values = pooled.Values();
-  for (size_t at = 0; at < n; ++at) {
-    const double scale = ScaleOf(combiner, norms[at / dim]);
-    const double expected = sum[at] * scale, error = sums * std::abs(magnitude[at] * scale);
-    ASSERT_NEAR(values[at], expected, error + (std::abs(expected) + error) * last + 0x1p-25)
-        << "bag " << at / dim << ", column " << at % dim;
-    if (scale == 0) {
-      ASSERT_EQ(values[at], 0);
-    }
-  }
-}
-
 // A table's rows and the features that read it.
 struct GradientCase {
   size_t n;
@@ -162,82 +89,142 @@ struct GradientCase {
   std::vector<GatherCase> features;
 };
 
-// Returns the sums of each task. Also checks that a second run, to several outputs, gives the same.
-inline std::vector<std::vector<float>> RunGradient(Exec& exec,
-                                                   const std::vector<GradientCase>& cases,
-                                                   GatherGradient* gradient) {
-  std::vector<std::vector<float>> sums;
-  std::vector<GatherGradient::Task> tasks(cases.size());
-  for (const GradientCase& c : cases) {
-    sums.emplace_back(c.n * static_cast<size_t>(c.dim), std::numeric_limits<float>::quiet_NaN());
-  }
-  for (size_t t = 0; t < cases.size(); ++t) {
-    tasks[t].n = cases[t].n;
-    tasks[t].dim = cases[t].dim;
-    tasks[t].sums = sums[t].data();
-    for (const GatherCase& c : cases[t].features) {
-      GatherGradient::Feature feature;
-      static_cast<UpstreamTask&>(feature) = c.ids->task;
-      feature.index = c.index.data();
-      tasks[t].features.push_back(feature);
-    }
-  }
-  Status status = gradient->Run(exec, tasks);
-  EXPECT_TRUE(status.ok()) << status.message();
-  // Each output is a separate allocation. In one array, sums past the end of an output would be
-  // right by accident.
-  std::vector<std::vector<std::unique_ptr<float[]>>> outputs(cases.size());
-  std::mt19937_64 random(7);
-  for (size_t t = 0; t < cases.size(); ++t) {
-    const auto dim = static_cast<size_t>(cases[t].dim);
-    for (size_t left = cases[t].n; left > 0;) {
-      const size_t rows =
-          std::min<size_t>(left, random() % 3 == 0 ? random() % 5 : random() % left + 1);
-      outputs[t].emplace_back(new float[rows * dim]);
-      tasks[t].outputs.push_back({rows, outputs[t].back().get()});
-      left -= rows;
-    }
-    tasks[t].sums = nullptr;
-  }
-  status = gradient->Run(exec, tasks);
-  EXPECT_TRUE(status.ok()) << status.message();
-  for (size_t t = 0; t < cases.size(); ++t) {
-    size_t at = 0;
-    for (const GatherGradient::Output& output : tasks[t].outputs) {
-      const size_t floats = output.rows * static_cast<size_t>(cases[t].dim);
-      if (floats == 0) continue;
-      EXPECT_EQ(std::memcmp(output.sums, &sums[t][at], 4 * floats), 0) << "several outputs";
-      at += floats;
-    }
-  }
-  return sums;
+using GradientCases = std::vector<GradientCase>;
+
+inline GradientCase MakeTable(const std::vector<Shape>& features, size_t n,
+                              std::mt19937_64* random) {
+  GradientCase c{n, features[0].dim, {}};
+  for (const Shape& s : features) c.features.push_back(MakeGatherCase(s, n, random));
+  return c;
 }
 
-inline void CheckSums(const GradientCase& c, const std::vector<float>& sums) {
-  const auto dim = static_cast<size_t>(c.dim);
-  std::vector<double> model(c.n * dim), magnitude(c.n * dim);
-  for (const GatherCase& feature : c.features) {
-    const UpstreamTask& task = feature.ids->task;
-    const std::vector<double> norms = Norms(*feature.ids);
-    for (size_t i = 0; i < feature.index.size(); ++i) {
-      const size_t bag = feature.ids->bag_of[i];
+inline GradientCases Alone(GradientCase c) {
+  GradientCases cases;
+  cases.push_back(std::move(c));
+  return cases;
+}
+
+// Changes the key and the row of an id.
+inline void SetRow(GatherCase* c, size_t i, uint32_t row) {
+  c->index[i] = row;
+  SetKey(c->ids.get(), i, row);
+}
+
+// Ids of these rows, in bags of about one id.
+inline GatherCase IdsOf(const std::vector<uint32_t>& rows, int64_t dim, std::mt19937_64* random,
+                        Form form = Form::kUniform) {
+  GatherCase c;
+  Shape s{rows.size(), rows.size(), dim, 1};
+  s.form = form;
+  s.weighted = form != Form::kUniform;
+  c.ids = MakeCase(s, random);
+  c.index.resize(rows.size());
+  for (size_t i = 0; i < rows.size(); ++i) SetRow(&c, i, rows[i]);
+  return c;
+}
+
+// The number of terms that a device sums before it adds their sum.
+constexpr size_t kChunk = 256;
+
+inline bool SameBits(const float* a, const float* b, size_t n) {
+  return n == 0 || std::memcmp(a, b, n * sizeof(float)) == 0;
+}
+
+// The factor of each bag.
+inline std::vector<float> ScalesOf(const Case& c) {
+  std::vector<float> scales;
+  for (size_t bag = 0; bag < c.bags.num_bags(); ++bag) {
+    scales.push_back(BagScale(c.task.combiner, c.bags, c.task.weights, bag));
+  }
+  return scales;
+}
+
+// The term that the id at position i adds.
+inline float TermOf(const Case& c, const std::vector<float>& scales, size_t i, size_t column) {
+  const UpstreamTask& t = c.task;
+  const size_t bag = c.bag_of[i], at = bag * static_cast<size_t>(t.dim) + column;
+  float x = c.upstream[at];
+  float scale = scales[bag];
+  if (scale == 0.0f) x = 0.0f;
+  if (t.weights != nullptr) scale *= t.weights[i];
+  if (t.combiner == Combiner::kMax && t.argmax[at] != static_cast<int32_t>(i)) return 0.0f;
+  return scale * x;
+}
+
+// The sum of terms in order. On a device, 256 consecutive terms are summed first, and then these
+// sums are added in order.
+inline float SumOf(const std::vector<float>& terms, bool in_chunks) {
+  const size_t length = in_chunks ? kChunk : std::max<size_t>(1, terms.size());
+  float sum = 0.0f;
+  for (size_t begin = 0; begin < terms.size(); begin += length) {
+    float chunk = terms[begin];
+    for (size_t i = begin + 1; i < std::min(begin + length, terms.size()); ++i) chunk += terms[i];
+    sum = begin == 0 ? chunk : sum + chunk;
+  }
+  return sum;
+}
+
+// Ids, and the row to whose sum each id adds. An id whose index is not a row adds to none.
+struct IndexedIds {
+  const Case* ids;
+  const std::vector<uint32_t>* index;
+};
+
+// Checks the sums of n rows against the definition in upstream.h, in double.
+inline void CheckSums(size_t n, int64_t width, const std::vector<IndexedIds>& features,
+                      const std::vector<float>& sums) {
+  const auto dim = static_cast<size_t>(width);
+  std::vector<double> model(n * dim), magnitude(n * dim);
+  for (const auto& [ids, index] : features) {
+    const UpstreamTask& task = ids->task;
+    const std::vector<double> norms = Norms(*ids);
+    for (size_t i = 0; i < index->size(); ++i) {
+      if ((*index)[i] >= n) continue;
+      const size_t bag = ids->bag_of[i];
       const double w = task.weights == nullptr ? 1.0 : double{task.weights[i]};
       const double scale = w * ScaleOf(task.combiner, norms[bag]);
       for (size_t col = 0; col < dim; ++col) {
-        const size_t from = bag * dim + col, to = feature.index[i] * dim + col;
+        const size_t from = bag * dim + col, to = (*index)[i] * dim + col;
         if (task.combiner == Combiner::kMax && task.argmax[from] != static_cast<int32_t>(i)) {
           continue;
         }
-        model[to] += scale * feature.ids->upstream[from];
-        magnitude[to] += std::abs(scale * feature.ids->upstream[from]);
+        model[to] += scale * ids->upstream[from];
+        magnitude[to] += std::abs(scale * ids->upstream[from]);
       }
     }
   }
   ASSERT_EQ(sums.size(), model.size());
   for (size_t i = 0; i < sums.size(); ++i) {
-    ASSERT_NEAR(sums[i], model[i], 1e-5 * magnitude[i])
+    ASSERT_NEAR(sums[i], model[i], 1e-5 * magnitude[i] + 1e-30)
         << "row " << i / dim << ", column " << i % dim;
   }
+}
+
+// The exact bits of the sums of n rows, by the order of terms on the host or on a device. Checks
+// that they agree with the definition.
+inline std::vector<float> ExactSums(size_t n, int64_t dim, const std::vector<IndexedIds>& features,
+                                    bool in_chunks) {
+  std::vector<std::vector<std::pair<size_t, size_t>>> of_row(n);  // features and positions
+  std::vector<std::vector<float>> scales;
+  for (size_t f = 0; f < features.size(); ++f) {
+    scales.push_back(ScalesOf(*features[f].ids));
+    const std::vector<uint32_t>& index = *features[f].index;
+    for (size_t i = 0; i < index.size(); ++i) {
+      if (index[i] < n) of_row[index[i]].push_back({f, i});
+    }
+  }
+  std::vector<float> sums, terms;
+  for (const auto& ids : of_row) {
+    for (size_t column = 0; column < static_cast<size_t>(dim); ++column) {
+      terms.clear();
+      for (const auto& [f, i] : ids) {
+        terms.push_back(TermOf(*features[f].ids, scales[f], i, column));
+      }
+      sums.push_back(SumOf(terms, in_chunks));
+    }
+  }
+  CheckSums(n, dim, features, sums);
+  return sums;
 }
 
 }  // namespace dynemb
