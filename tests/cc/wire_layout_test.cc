@@ -82,6 +82,12 @@ TEST(WireLayoutTest, ImpossibleCountsAreRefused) {
   const Status status = init(floats, {1, int64_t{1} << 29});
   EXPECT_EQ(status.code(), Code::kInvalidArgument);
   EXPECT_NE(status.message().find("rank 1"), std::string::npos) << status.message();
+  // The tables of a message share its words.
+  const int64_t quarter = int64_t{1} << 28;
+  for (const int64_t rows : {quarter - 1, quarter}) {
+    const std::vector<int64_t> counts = {quarter, rows};
+    EXPECT_EQ(layout.Init({floats, floats}, counts.data(), 1).ok(), rows < quarter);
+  }
   // Counts whose sizes in bytes would wrap around to small numbers.
   for (WireType wire : kWires) {
     for (DType dtype : kDTypes) {
