@@ -10,6 +10,7 @@ A new operator needs a `Call` here, and in `operator_values.py` the inputs that 
 """
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -136,6 +137,12 @@ class Call:
             if choice and name in attributes:
                 attributes[name] = [choice] * len(attributes[name])
         return inputs, attributes
+
+
+def label(value):
+    """Returns the id of a parameter, the same in all processes of pytest-xdist."""
+    text = re.sub(r"<function .*? at 0x\w+>", "function", str(value))
+    return " ".join(text.split())[:80]
 
 
 def run_eagerly(operator, inputs, attributes):

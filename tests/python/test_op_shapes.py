@@ -5,7 +5,7 @@ import inspect
 import pytest
 import tensorflow as tf
 from op_helpers import make_table, ops
-from operator_calls import Spec, f32, i32, i64, operator_calls, run_eagerly, run_in_graph
+from operator_calls import Spec, f32, i32, i64, label, operator_calls, run_eagerly, run_in_graph
 from operator_values import DIM, Values
 
 CALLS = operator_calls()
@@ -44,13 +44,13 @@ def test_every_operator_has_a_call():
     assert len(CALLS) == len(registered)
 
 
-@pytest.mark.parametrize("call", CALLS, ids=str)
+@pytest.mark.parametrize("call", CALLS, ids=label)
 def test_shapes_if_nothing_is_known(call):
     unknown = call.outputs if call.unknown is None else call.unknown
     assert traced_shapes(call, dict.fromkeys(call.inputs), everywhere=True) == unknown
 
 
-@pytest.mark.parametrize("call", CALLS, ids=str)
+@pytest.mark.parametrize("call", CALLS, ids=label)
 def test_shapes_if_ranks_are_known(call):
     changes = {
         name: [None] * len((spec[0] if isinstance(spec, list) else spec).shape)
@@ -65,7 +65,7 @@ RIGHT = [(call, {}, call.outputs) for call in CALLS]
 RIGHT += [(call, changes, outputs) for call in CALLS for changes, outputs in call.also]
 
 
-@pytest.mark.parametrize(("call", "changes", "outputs"), RIGHT, ids=str)
+@pytest.mark.parametrize(("call", "changes", "outputs"), RIGHT, ids=label)
 def test_right_shapes_are_inferred(call, changes, outputs):
     assert traced_shapes(call, changes) == outputs
 
@@ -73,14 +73,14 @@ def test_right_shapes_are_inferred(call, changes, outputs):
 WRONG = [(call, *wrong[:2]) for call in CALLS for wrong in call.all_wrong_shapes()]
 
 
-@pytest.mark.parametrize(("call", "argument", "change"), WRONG, ids=str)
+@pytest.mark.parametrize(("call", "argument", "change"), WRONG, ids=label)
 def test_wrong_shape_fails_while_tracing(call, argument, change):
     message = rf"[Ss]hape|[Dd]imension|rank|[Ll]ength|{argument}"
     with pytest.raises((ValueError, TypeError), match=message):
         traced_shapes(call, {argument: change})
 
 
-@pytest.mark.parametrize("call", CALLS, ids=str)
+@pytest.mark.parametrize("call", CALLS, ids=label)
 def test_values_have_the_types_and_shapes_of_their_inputs(call, tmp_path):
     values, _ = call.arguments(Values(tmp_path))
     for name, spec in call.inputs.items():
@@ -98,7 +98,7 @@ def is_known(change):
 RUNS = [right for right in RIGHT if all(map(is_known, right[1].values())) and not right[0].error]
 
 
-@pytest.mark.parametrize(("call", "changes", "outputs"), RUNS, ids=str)
+@pytest.mark.parametrize(("call", "changes", "outputs"), RUNS, ids=label)
 def test_call_succeeds_and_has_the_inferred_shapes(call, changes, outputs, tmp_path):
     ran = []
     for run in (run_eagerly, run_in_graph):
@@ -112,7 +112,7 @@ def test_call_succeeds_and_has_the_inferred_shapes(call, changes, outputs, tmp_p
         assert eager.shape.is_compatible_with(expected)
 
 
-@pytest.mark.parametrize("call", [call for call in CALLS if call.error], ids=str)
+@pytest.mark.parametrize("call", [call for call in CALLS if call.error], ids=label)
 def test_call_that_needs_what_is_missing(call, tmp_path):
     inputs, attributes = call.arguments(Values(tmp_path))
     with pytest.raises(tf.errors.OpError, match=call.error):

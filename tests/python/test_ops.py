@@ -8,7 +8,7 @@ import op_helpers as h
 import pytest
 import tensorflow as tf
 from op_helpers import DIM, INITIAL, make, ops
-from operator_calls import operator_calls
+from operator_calls import label, operator_calls
 from operator_values import Values
 from tensorflow.python.framework import op_def_registry
 
@@ -73,7 +73,7 @@ class TestCreation:
         options = {attribute_names.get(name, name) for other, _ in self.OTHERS for name in other}
         assert attributes == options | {"tier"}  # test_device_tables.py has a case
 
-    @pytest.mark.parametrize(("other", "message"), OTHERS, ids=str)
+    @pytest.mark.parametrize(("other", "message"), OTHERS, ids=label)
     def test_shared_name_with_another_option_is_an_error(self, other, message):
         name = f"creation_{other}"
         options = {"max_capacity": 50, "init_capacity": 10, "seed": 7, "max_load_factor": 0.85}
@@ -376,7 +376,7 @@ WRONG_CALLS = [
 class TestWrongInput:
     """Eager calls skip shape inference: the kernels check the inputs and name the wrong input."""
 
-    @pytest.mark.parametrize(("call", "argument", "change", "error"), WRONG_CALLS, ids=str)
+    @pytest.mark.parametrize(("call", "argument", "change", "error"), WRONG_CALLS, ids=label)
     def test_is_named_and_changes_nothing(self, call, argument, change, error, tmp_path):
         values = Values(tmp_path)
         values.filled(values.table)
