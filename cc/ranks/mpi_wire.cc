@@ -72,11 +72,11 @@ struct MpiWire::Mpi {
 
   Status Load(const std::string& library);
   // Initializes MPI, unless it is, and sets `started`; then joins.
-  Status Join(Group* group, bool* started) const;
+  Status Join(Membership* group, bool* started) const;
   std::string Error(const char* call, int code) const;
 };
 
-struct MpiWire::Group {
+struct MpiWire::Membership {
   Handle communicator = 0;
   int rank = 0, size = 0, most_tag = 32767;
   std::string version;
@@ -137,7 +137,7 @@ std::string MpiWire::Mpi::Error(const char* call, int code) const {
   return std::string(call) + " failed with " + std::to_string(code) + ": " + text;
 }
 
-Status MpiWire::Mpi::Join(Group* group, bool* started) const {
+Status MpiWire::Mpi::Join(Membership* group, bool* started) const {
   int flag = 0, level = 0, code = 0;
   if ((code = initialized(&flag)) != 0) return Internal(Error("MPI_Initialized", code));
   if (!flag) {
@@ -248,12 +248,12 @@ Status MpiWire::Join(const std::string& library, std::chrono::milliseconds timeo
     MonotonicCondition changed;
     bool done = false;
     Status status;
-    Group group;
+    Membership group;
   };
   const auto joined = std::make_shared<Joined>();
   std::thread([mpi, joined] {
     bool started = false;
-    Group group;
+    Membership group;
     Status status = mpi->Join(&group, &started);
     {
       std::lock_guard<std::mutex> lock(joined->mutex);
@@ -277,7 +277,7 @@ Status MpiWire::Join(const std::string& library, std::chrono::milliseconds timeo
   return Status();
 }
 
-MpiWire::MpiWire(const Group& group, std::chrono::milliseconds timeout,
+MpiWire::MpiWire(const Membership& group, std::chrono::milliseconds timeout,
                  std::shared_ptr<const Mpi> mpi)
     : Wire(group.rank, group.size, timeout),
       mpi_(std::move(mpi)),

@@ -39,13 +39,14 @@ class MpiWire : public Wire {
   Status Fail(const std::string& reason) override;
 
  private:
-  struct Mpi;       // the functions and constants of the library
-  struct Group;     // the communicator, and what MPI says of it
-  struct LastWord;  // of another rank
-  class Process;    // MPI in this process
+  struct Mpi;         // the functions and constants of the library
+  struct Membership;  // the communicator, and what MPI says of it
+  struct LastWord;    // of another rank
+  class Process;      // MPI in this process
   using Clock = std::chrono::steady_clock;
 
-  MpiWire(const Group& group, std::chrono::milliseconds timeout, std::shared_ptr<const Mpi> mpi);
+  MpiWire(const Membership& group, std::chrono::milliseconds timeout,
+          std::shared_ptr<const Mpi> mpi);
 
   // Receives last words from now on.
   Status Listen();

@@ -20,8 +20,9 @@ import tensorflow as tf
 
 import tf_dynemb as de
 from tf_dynemb import communicator
+from tf_dynemb.ranks import launchers
 
-rank = int(os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK", "")))
+rank = launchers.find(os.environ).rank
 """
 
 

@@ -124,7 +124,6 @@ def test_a_rank_that_is_stopped(tmp_path, engine):
             assert "Horovod has been shut down" in text
         else:
             # Of two that wait for each other too, the first one names both, and the other one it.
-            assert named(text) <= {0, 1, 2}
             assert 1 in named(text)
 
 
