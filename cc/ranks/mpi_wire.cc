@@ -8,9 +8,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <set>
+#include <mutex>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "cc/table/monotonic.h"
 
@@ -80,12 +81,6 @@ struct MpiWire::Membership {
   Handle communicator = 0;
   int rank = 0, size = 0, most_tag = 32767;
   std::string version;
-};
-
-struct MpiWire::LastWord {
-  char text[kWordBytes] = "";
-  Handle request = 0;
-  bool heard = false;
 };
 
 Status MpiWire::Mpi::Load(const std::string& library) {
@@ -172,7 +167,114 @@ Status MpiWire::Mpi::Join(Membership* group, bool* started) const {
   return Status();
 }
 
-// MPI in this process: the wires, and the thread that has initialized MPI.
+// The last words of the ranks of a wire. They outlive it: at the exit of the process, the wire may
+// have gone, and the other ranks may not have ended.
+class MpiWire::LastWords {
+ public:
+  LastWords(const Membership& group, std::chrono::milliseconds timeout,
+            std::shared_ptr<const Mpi> mpi)
+      : mpi_(std::move(mpi)),
+        communicator_(group.communicator),
+        tag_(group.most_tag),
+        rank_(group.rank),
+        timeout_(timeout),
+        heard_(static_cast<size_t>(group.size)) {}
+
+  // Receives the words of the others from now on.
+  Status Listen() {
+    for (int r = 0; r < size(); ++r) {
+      if (r == rank_) continue;
+      Heard& word = heard_[static_cast<size_t>(r)];
+      const int code = mpi_->receive(word.text, sizeof(word.text), mpi_->byte, r, tag_,
+                                     communicator_, &word.request);
+      if (code != 0) return Internal(mpi_->Error("MPI_Irecv", code));
+    }
+    return Status();
+  }
+
+  // Sends this rank's word to the others, unless it is said, and waits a little for it to leave.
+  void Tell(char kind, const std::string& text) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (std::exchange(told_, true)) return;
+      failed_ = failed_ || kind == kFailed;
+    }
+    // MPI may go on to read it.
+    auto* const said = new Heard;
+    said->text[0] = kind;
+    text.copy(said->text + 1, kWordBytes - 2);
+    std::vector<Handle> requests;
+    for (int r = 0; r < size(); ++r) {
+      Handle request = 0;
+      if (r != rank_ &&
+          mpi_->send(said->text, kWordBytes, mpi_->byte, r, tag_, communicator_, &request) == 0) {
+        requests.push_back(request);
+      }
+    }
+    const auto end = Clock::now() + kToTell;
+    for (Handle& request : requests) {
+      int done = 0, calls = 0;
+      while (mpi_->test(&request, &done, mpi_->ignored_status) == 0 && !done &&
+             Clock::now() < end) {
+        Pause(&calls);
+      }
+    }
+  }
+
+  // Returns which other ranks have said their word. Sets `reason` to one's that has failed.
+  std::vector<bool> Hear(std::string* reason) {
+    std::vector<bool> ended(heard_.size());
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (size_t r = 0; r < heard_.size(); ++r) {
+      Heard& word = heard_[r];
+      if (r == static_cast<size_t>(rank_)) continue;
+      int done = word.is_here;
+      if (!done && mpi_->test(&word.request, &done, mpi_->ignored_status) != 0) continue;
+      ended[r] = word.is_here = done != 0;
+      if (!done || word.text[0] != kFailed) continue;
+      failed_ = true;
+      if (reason->empty()) *reason = word.text + 1;
+    }
+    return ended;
+  }
+
+  // Waits for the words of all; says who is missing at the end.
+  std::string Await(Clock::time_point end) {
+    for (int calls = 0;; Pause(&calls)) {
+      std::string reason;
+      std::vector<bool> ended = Hear(&reason);
+      ended[static_cast<size_t>(rank_)] = true;
+      const auto missing = std::find(ended.begin(), ended.end(), false);
+      if (missing == ended.end()) return "";
+      if (Clock::now() < end) continue;
+      return "rank " + std::to_string(missing - ended.begin()) + " has not ended";
+    }
+  }
+
+  // How long the process may wait for the others when it exits.
+  Clock::duration patience() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return failed_ ? Clock::duration(kToEnd) : Clock::duration(timeout_);
+  }
+
+ private:
+  struct Heard {
+    char text[kWordBytes] = "";
+    Handle request = 0;
+    bool is_here = false;
+  };
+  int size() const { return static_cast<int>(heard_.size()); }
+
+  const std::shared_ptr<const Mpi> mpi_;
+  const Handle communicator_;
+  const int tag_, rank_;
+  const std::chrono::milliseconds timeout_;
+  std::mutex mutex_;
+  bool told_ = false, failed_ = false;  // guarded by mutex_
+  std::vector<Heard> heard_;            // by rank; guarded by mutex_
+};
+
+// MPI in this process: the last words of all wires, and the thread that has initialized MPI.
 class MpiWire::Process {
  public:
   static Process& Get() {
@@ -180,13 +282,9 @@ class MpiWire::Process {
     return *process;
   }
 
-  void Add(MpiWire* wire) {
+  void Add(std::shared_ptr<LastWords> words) {
     std::lock_guard<std::mutex> lock(mutex_);
-    wires_.insert(wire);
-  }
-  void Remove(MpiWire* wire) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    wires_.erase(wire);
+    words_.push_back(std::move(words));
   }
   // MPI may be called: the process does not exit, and is not a child of the one that has joined.
   bool CanCall() {
@@ -214,17 +312,21 @@ class MpiWire::Process {
     if (getpid() != id_ || !has_thread_) return;
     exits_ = true;
     // All of them speak before any listens: another rank may have them in another order.
-    for (MpiWire* const wire : wires_) wire->Tell(kExits, "");
+    Clock::duration patience = kToEnd;
+    for (const auto& words : words_) {
+      words->Tell(kExits, "");
+      patience = std::max(patience, words->patience());
+    }
     std::string missing;
-    for (MpiWire* const wire : wires_) {
-      const Clock::duration limit =
-          wire->failure().ok() ? Clock::duration(wire->timeout()) : kToEnd;
-      if (missing.empty()) missing = wire->AwaitWords(Clock::now() + limit);
+    const auto end = Clock::now() + patience;
+    for (const auto& words : words_) {
+      if (missing.empty()) missing = words->Await(std::min(end, Clock::now() + words->patience()));
     }
     if (missing.empty()) {
       finalizes_ = true;
       changed_.notify_all();
-      if (changed_.wait_for(lock, kToEnd, [&] { return finalized_; })) return;
+      // A rank may have said its word long before it exits.
+      if (changed_.wait_for(lock, end - Clock::now(), [&] { return finalized_; })) return;
       missing = "MPI_Finalize does not return";
     }
     fprintf(stderr, "tf_dynemb: the process exits without MPI_Finalize: %s\n", missing.c_str());
@@ -234,7 +336,7 @@ class MpiWire::Process {
 
   std::mutex mutex_;
   MonotonicCondition changed_;
-  std::set<MpiWire*> wires_;
+  std::vector<std::shared_ptr<LastWords>> words_;
   const pid_t id_ = getpid();
   bool has_thread_ = false, exits_ = false, finalizes_ = false, finalized_ = false;
 };
@@ -272,7 +374,7 @@ Status MpiWire::Join(const std::string& library, std::chrono::milliseconds timeo
   DYNEMB_RETURN_IF_ERROR(joined->status);
   std::unique_ptr<MpiWire> made(new MpiWire(joined->group, timeout, mpi));
   made->version_ = joined->group.version;
-  DYNEMB_RETURN_IF_ERROR(made->Listen());
+  DYNEMB_RETURN_IF_ERROR(made->words_->Listen());
   *wire = std::move(made);
   return Status();
 }
@@ -280,81 +382,15 @@ Status MpiWire::Join(const std::string& library, std::chrono::milliseconds timeo
 MpiWire::MpiWire(const Membership& group, std::chrono::milliseconds timeout,
                  std::shared_ptr<const Mpi> mpi)
     : Wire(group.rank, group.size, timeout),
-      mpi_(std::move(mpi)),
+      mpi_(mpi),
       communicator_(group.communicator),
       most_tag_(group.most_tag),
-      words_(static_cast<size_t>(group.size)) {
-  Process::Get().Add(this);
+      words_(std::make_shared<LastWords>(group, timeout, std::move(mpi))) {
+  Process::Get().Add(words_);
 }
 
 MpiWire::~MpiWire() {
-  Process::Get().Remove(this);
-  if (Process::Get().CanCall()) Tell(kExits, "");
-  // MPI may go on to write to their memory.
-  for (std::unique_ptr<LastWord>& word : words_) (void)word.release();
-}
-
-Status MpiWire::Listen() {
-  for (int r = 0; r < size(); ++r) {
-    if (r == rank()) continue;
-    auto word = std::make_unique<LastWord>();
-    const int code = mpi_->receive(word->text, sizeof(word->text), mpi_->byte, r, most_tag_,
-                                   communicator_, &word->request);
-    if (code != 0) return Internal(mpi_->Error("MPI_Irecv", code));
-    words_[static_cast<size_t>(r)] = std::move(word);
-  }
-  return Status();
-}
-
-std::vector<bool> MpiWire::Hear() {
-  std::vector<bool> ended(words_.size());
-  std::lock_guard<std::mutex> lock(words_mutex_);
-  for (size_t r = 0; r < words_.size(); ++r) {
-    LastWord* const word = words_[r].get();
-    if (word == nullptr) continue;
-    int done = word->heard;
-    if (!done && mpi_->test(&word->request, &done, mpi_->ignored_status) != 0) continue;
-    if (done && !word->heard && word->text[0] == kFailed) Record(word->text + 1);
-    ended[r] = word->heard = done != 0;
-  }
-  return ended;
-}
-
-void MpiWire::Tell(char kind, const std::string& text) {
-  {
-    std::lock_guard<std::mutex> lock(words_mutex_);
-    if (std::exchange(told_, true)) return;
-  }
-  // MPI may go on to read it.
-  auto* const said = new LastWord;
-  said->text[0] = kind;
-  text.copy(said->text + 1, kWordBytes - 2);
-  std::vector<Handle> requests;
-  for (int r = 0; r < size(); ++r) {
-    Handle request = 0;
-    if (r != rank() && mpi_->send(said->text, kWordBytes, mpi_->byte, r, most_tag_, communicator_,
-                                  &request) == 0) {
-      requests.push_back(request);
-    }
-  }
-  const auto end = Clock::now() + kToTell;
-  for (Handle& request : requests) {
-    int done = 0, calls = 0;
-    while (mpi_->test(&request, &done, mpi_->ignored_status) == 0 && !done && Clock::now() < end) {
-      Pause(&calls);
-    }
-  }
-}
-
-std::string MpiWire::AwaitWords(Clock::time_point end) {
-  for (int calls = 0;; Pause(&calls)) {
-    std::vector<bool> ended = Hear();
-    ended[static_cast<size_t>(rank())] = true;
-    const auto missing = std::find(ended.begin(), ended.end(), false);
-    if (missing == ended.end()) return "";
-    if (Clock::now() < end) continue;
-    return "rank " + std::to_string(missing - ended.begin()) + " has not ended";
-  }
+  if (Process::Get().CanCall()) words_->Tell(kExits, "");
 }
 
 Status MpiWire::Exchange(uint64_t tag, const std::string& operation, const Slices& to,
@@ -417,7 +453,9 @@ Status MpiWire::Exchange(uint64_t tag, const std::string& operation, const Slice
     const auto now = Clock::now();
     if (now < next_look) continue;
     next_look = now + kLook;
-    const std::vector<bool> ended = Hear();
+    std::string reason;
+    const std::vector<bool> ended = words_->Hear(&reason);
+    if (!reason.empty()) Record(reason);
     DYNEMB_RETURN_IF_ERROR(failure());
     for (size_t i = first; i < pending.size(); ++i) {
       const int that = pending[i].rank;
@@ -443,7 +481,7 @@ Status MpiWire::Exchange(uint64_t tag, const std::string& operation, const Slice
 }
 
 Status MpiWire::Fail(const std::string& reason) {
-  if (Record(reason)) Tell(kFailed, reason);
+  if (Record(reason)) words_->Tell(kFailed, reason);
   return failure();
 }
 

@@ -14,9 +14,7 @@
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
-#include <vector>
 
 #include "cc/ranks/wire.h"
 
@@ -41,30 +39,18 @@ class MpiWire : public Wire {
  private:
   struct Mpi;         // the functions and constants of the library
   struct Membership;  // the communicator, and what MPI says of it
-  struct LastWord;    // of another rank
+  class LastWords;    // of this rank, and of the others
   class Process;      // MPI in this process
   using Clock = std::chrono::steady_clock;
 
   MpiWire(const Membership& group, std::chrono::milliseconds timeout,
           std::shared_ptr<const Mpi> mpi);
 
-  // Receives last words from now on.
-  Status Listen();
-  // Sends this rank's last word to the others, unless it is said, and waits a little for it to
-  // leave.
-  void Tell(char kind, const std::string& text);
-  // Fails if a rank has sent a reason. Returns which ranks have said their last word.
-  std::vector<bool> Hear();
-  // Waits for the last words of all; says who is missing at the end.
-  std::string AwaitWords(Clock::time_point end);
-
   const std::shared_ptr<const Mpi> mpi_;
   const std::intptr_t communicator_;
   const int most_tag_;
+  const std::shared_ptr<LastWords> words_;
   std::string version_;
-  std::mutex words_mutex_;
-  bool told_ = false;                             // guarded by words_mutex_
-  std::vector<std::unique_ptr<LastWord>> words_;  // by rank; guarded by words_mutex_
 };
 
 }  // namespace dynemb

@@ -82,7 +82,7 @@ if rank == 0:
     time.sleep(2)
 comm.barrier("both")
 if rank == 0:
-    time.sleep(3)
+    time.sleep(13)  # longer than ranks wait after a failure
 print("ended", flush=True)
 """,
     )
