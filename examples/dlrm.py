@@ -194,13 +194,10 @@ def write_profile(
 
 def run(options: argparse.Namespace) -> dict[str, float] | None:
     """Trains, tests and measures; rank 0 returns the figures that it printed."""
-    de.init()  # joins the ranks that a launcher has started
-    comm = communicator.get()
-    devices = tf.config.list_physical_devices("GPU")
-    if devices:  # the dense part of a rank runs on its own GPU
-        device = devices[comm.local_rank % len(devices)]
-        tf.config.set_visible_devices(device, "GPU")
+    for device in tf.config.list_physical_devices("GPU"):
         tf.config.experimental.set_memory_growth(device, True)  # leaves room for the tables
+    de.init()  # joins the ranks that a launcher has started, each on a GPU of its own
+    comm = communicator.get()
     if options.batch_size % comm.size:
         raise ValueError(f"--batch-size {options.batch_size} is no multiple of {comm.size} ranks")
 

@@ -256,7 +256,7 @@ Status GlooWire::AwaitAll(const std::string& operation, const std::vector<Transf
       } catch (const std::exception&) {
         return FailClosed(transfers[i].rank, operation);
       }
-      DYNEMB_RETURN_IF_ERROR(Look(operation, transfers, i, await));
+      DYNEMB_RETURN_IF_ERROR(LookAt(operation, transfers, i, await));
       if (Clock::now() < end) continue;
       std::vector<int> ranks;
       for (size_t j = i; j < transfers.size(); ++j) {
@@ -276,18 +276,25 @@ Status GlooWire::AwaitAll(const std::string& operation, const std::vector<Transf
   return Status();
 }
 
-Status GlooWire::Look(const std::string& operation, const std::vector<Transfer>& transfers,
-                      size_t first, Await await) {
+Status GlooWire::Look(std::vector<bool>* ended) {
+  DYNEMB_RETURN_IF_ERROR(CheckProcess());
   DYNEMB_RETURN_IF_ERROR(failure());
-  std::vector<bool> ended(heard_.size());
+  ended->assign(heard_.size(), false);
   for (size_t r = 0; r < heard_.size(); ++r) {
     if (heard_[r] == nullptr) continue;
     try {
       if (heard_[r]->AwaitReceived({})) return Fail(reasons_[r].c_str());
     } catch (const std::exception&) {
-      ended[r] = true;
+      (*ended)[r] = true;
     }
   }
+  return Status();
+}
+
+Status GlooWire::LookAt(const std::string& operation, const std::vector<Transfer>& transfers,
+                        size_t first, Await await) {
+  std::vector<bool> ended;
+  DYNEMB_RETURN_IF_ERROR(Look(&ended));
   for (size_t i = first; i < transfers.size(); ++i) {
     bool done = false;
     try {

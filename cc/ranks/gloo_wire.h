@@ -42,6 +42,7 @@ class GlooWire : public Wire {
 
   Status Exchange(uint64_t tag, const std::string& operation, const Slices& to,
                   const Slices& from) override;
+  Status Look(std::vector<bool>* ended) override;
   Status Fail(const std::string& reason) override;
 
  private:
@@ -60,8 +61,8 @@ class GlooWire : public Wire {
                   const char* what);
   // Fails if the wire has failed, if a rank has sent a reason, or if one has ended that has not
   // done its part of transfers[first] or a later one.
-  Status Look(const std::string& operation, const std::vector<Transfer>& transfers, size_t first,
-              Await await);
+  Status LookAt(const std::string& operation, const std::vector<Transfer>& transfers, size_t first,
+                Await await);
   Status CheckProcess() const;
   std::string On(const std::string& operation) const;
 

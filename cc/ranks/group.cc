@@ -1,9 +1,11 @@
 #include "cc/ranks/group.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <mutex>
 #include <numeric>
+#include <thread>
 #include <utility>
 
 #include "cc/table/half.h"
@@ -17,11 +19,13 @@ struct Announcement {
   uint64_t operation;  // the hash of its kind and name
   int64_t rows;        // kRefused: this rank does not take part; row_bytes bytes say why
   uint64_t row_bytes;
+  int64_t turn;   // the number of an operation that takes a turn, from rank 0; otherwise kNoTurn
   char form[40];  // the beginning of Operation::form, with zeros after it
   uint64_t form_hash;
 };
 
 constexpr int64_t kRefused = -1;
+constexpr int64_t kNoTurn = -1;
 
 // The most bytes of data in an announcement, the same on all ranks. All announcements of a rank
 // together take about 64 KiB, or 128 bytes for each rank.
@@ -39,6 +43,13 @@ uint64_t HashOf(const std::string& text) {
   }
   return hash;
 }
+
+// How often Await looks at the other ranks; how long it waits for what a rank has sent that has
+// ended since; and its pauses.
+constexpr std::chrono::milliseconds kLook{100};
+constexpr std::chrono::seconds kToArrive{2};
+constexpr int kQuickPolls = 200;
+constexpr std::chrono::microseconds kPause{20};
 
 // Up to this number of bytes, each rank sends all it has to all others, which saves one round.
 constexpr size_t kFewBytes = 16 << 10;
@@ -128,6 +139,7 @@ struct Group::Call {
     is_only = group->running_.insert({hash, iteration}).second;
   }
   ~Call() {
+    if (turn != kNoTurn) group->EndTurn(turn);
     if (!is_only) return;
     std::lock_guard<std::mutex> lock(group->mutex_);
     group->running_.erase({hash, iteration});
@@ -161,7 +173,7 @@ struct Group::Call {
 
   const std::string text;
   const uint64_t hash;
-  const std::string form;
+  std::string form;
   const int64_t iteration;
   Group* const group;
   Wire* const wire;
@@ -169,6 +181,8 @@ struct Group::Call {
   std::unique_ptr<Memory> memory;
   uint64_t tag, round = 0;
   bool is_only;
+  bool in_turn = false;    // takes a turn
+  int64_t turn = kNoTurn;  // as rank 0 has said, also if this rank takes none
 };
 
 void Group::Leave() { (void)wire_->Fail("rank " + std::to_string(rank()) + " has left the group"); }
@@ -184,10 +198,14 @@ Status Group::Announce(Call* call, const std::vector<int64_t>& rows, size_t row_
   memory->said.reset(new char[ranks * each]);
   memory->heard.reset(new char[ranks * each]);
   Slices saying(size()), hearing(size());
+  if (call->in_turn && rank() == 0) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    call->turn = next_number_++;
+  }
   for (size_t r = 0; r < ranks; ++r) {
     char* const said = call->At(memory->said, r);
     Announcement* const head =
-        new (said) Announcement{call->hash, rows[r], row_bytes, {}, HashOf(call->form)};
+        new (said) Announcement{call->hash, rows[r], row_bytes, call->turn, {}, HashOf(call->form)};
     call->form.copy(head->form, sizeof(head->form) - 1);
     const bool fits = r != static_cast<size_t>(rank()) && to.of[r].bytes <= call->room;
     const size_t bytes = fits ? to.of[r].bytes : 0;
@@ -196,6 +214,7 @@ Status Group::Announce(Call* call, const std::vector<int64_t>& rows, size_t row_
     hearing.of[r] = {call->At(memory->heard, r), each};
   }
   DYNEMB_RETURN_IF_ERROR(call->Exchange(saying, hearing));
+  call->turn = Call::Head(call->At(memory->heard, 0))->turn;
   received->resize(ranks);
   for (size_t r = 0; r < ranks; ++r) {
     char* const heard = call->At(memory->heard, r);
@@ -254,10 +273,15 @@ Status Group::Deliver(Call* call, const Slices& to, const Slices& from) {
   return Status();
 }
 
-// Receives the announced rows of all ranks, in their order.
-Status Group::Receive(Call* call, const Slices& to, size_t row_bytes,
-                      const std::vector<int64_t>& received, Allocate allocate) {
-  char* result = allocate(std::accumulate(received.begin(), received.end(), int64_t{0}));
+// Announces rows to all ranks, and receives theirs, in their order.
+Status Group::Gather(Call* call, const std::vector<int64_t>& rows, size_t row_bytes,
+                     const Slices& to, std::vector<int64_t>* received, Allocate allocate,
+                     const TakeTurn* take_turn) {
+  call->in_turn = take_turn != nullptr;
+  if (call->in_turn) call->form += " on a GPU";
+  const Slices none(size());
+  DYNEMB_RETURN_IF_ERROR(Announce(call, rows, row_bytes, call->in_turn ? none : to, received));
+  char* result = allocate(std::accumulate(received->begin(), received->end(), int64_t{0}));
   if (result == nullptr) {
     const std::string reason =
         call->text + ": rank " + std::to_string(rank()) + " is out of memory for its result";
@@ -266,15 +290,19 @@ Status Group::Receive(Call* call, const Slices& to, size_t row_bytes,
   }
   Slices from(size());
   for (int r = 0; r < size(); ++r) {
-    from[r] = {result, static_cast<size_t>(received[static_cast<size_t>(r)]) * row_bytes};
+    from[r] = {result, static_cast<size_t>((*received)[static_cast<size_t>(r)]) * row_bytes};
     result += from[r].bytes;
   }
-  return Deliver(call, to, from);
+  if (!call->in_turn) return Deliver(call, to, from);
+  DYNEMB_RETURN_IF_ERROR(AwaitTurn(*call));
+  const Status status = (*take_turn)(to, from);
+  return status.ok() ? status : wire_->Fail(call->text + ": " + status.message());
 }
 
 Status Group::Alltoall(const Operation& operation, const char* data,
                        const std::vector<int64_t>& rows, size_t row_bytes,
-                       std::vector<int64_t>* received, Allocate allocate) {
+                       std::vector<int64_t>* received, Allocate allocate,
+                       const TakeTurn* take_turn) {
   Call call("alltoall", operation, this);
   Slices to(size());
   for (int r = 0; r < size(); ++r) {
@@ -282,12 +310,11 @@ Status Group::Alltoall(const Operation& operation, const char* data,
     to[r] = {const_cast<char*>(data), bytes};
     data += bytes;
   }
-  DYNEMB_RETURN_IF_ERROR(Announce(&call, rows, row_bytes, to, received));
-  return Receive(&call, to, row_bytes, *received, allocate);
+  return Gather(&call, rows, row_bytes, to, received, allocate, take_turn);
 }
 
 Status Group::Allgather(const Operation& operation, const char* data, int64_t rows,
-                        size_t row_bytes, Allocate allocate) {
+                        size_t row_bytes, Allocate allocate, const TakeTurn* take_turn) {
   Call call("allgather", operation, this);
   std::vector<int64_t> received;
   const std::vector<int64_t> same(static_cast<size_t>(size()), rows);
@@ -295,8 +322,56 @@ Status Group::Allgather(const Operation& operation, const char* data, int64_t ro
   for (Slices::Slice& slice : to.of) {
     slice = {const_cast<char*>(data), static_cast<size_t>(rows) * row_bytes};
   }
-  DYNEMB_RETURN_IF_ERROR(Announce(&call, same, row_bytes, to, &received));
-  return Receive(&call, to, row_bytes, received, allocate);
+  return Gather(&call, same, row_bytes, to, &received, allocate, take_turn);
+}
+
+Status Group::AwaitTurn(const Call& call) {
+  return Await(call.text, [&](bool* done) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    *done = turn_ended_.wait_for(lock, kLook, [&] { return turn_ == call.turn; });
+    return Status();
+  });
+}
+
+void Group::EndTurn(int64_t turn) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    ended_turns_.insert(turn);
+    while (ended_turns_.erase(turn_) != 0) ++turn_;
+  }
+  turn_ended_.notify_all();
+}
+
+Status Group::Await(const std::string& operation, Poll poll) {
+  using Clock = std::chrono::steady_clock;
+  const std::string on = operation + " on rank " + std::to_string(rank()) + ": ";
+  const Clock::time_point end = Clock::now() + wire_->timeout();
+  Clock::time_point next_look = Clock::now() + kLook;
+  Clock::time_point noticed = Clock::time_point::max();  // that a rank has ended
+  for (int calls = 0;; ++calls) {
+    bool done = false;
+    const Status status = poll(&done);
+    if (!status.ok()) return wire_->Fail(on + status.message());
+    if (done) return Status();
+    if (calls < kQuickPolls) {
+      std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(kPause);
+    }
+    const Clock::time_point now = Clock::now();
+    if (now < next_look) continue;
+    next_look = now + kLook;
+    std::vector<bool> ended;
+    DYNEMB_RETURN_IF_ERROR(wire_->Look(&ended));
+    const auto gone = std::find(ended.begin(), ended.end(), true);
+    if (gone != ended.end()) noticed = std::min(noticed, now);
+    if (gone != ended.end() && now >= noticed + kToArrive) {
+      return wire_->Fail(on + "rank " + std::to_string(gone - ended.begin()) + " has ended");
+    }
+    if (now >= end) {
+      return wire_->Fail(on + "has not ended within " + Wire::Seconds(wire_->timeout()));
+    }
+  }
 }
 
 Status Group::Broadcast(const Operation& operation, int root, char* data, size_t bytes) {

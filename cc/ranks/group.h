@@ -9,11 +9,17 @@
 // All calls are thread-safe. Two of the same kind and name at the same time would match in any
 // order: the second is an error. Calls block: not for threads of TensorFlow's pools.
 //
+// Data in the memories of GPUs are moved by NCCL, which has no tags: all ranks must call it in the
+// same order (nccl.h). Such operations take turns, in the order in which rank 0 announces them. An
+// operation that the program of a rank starts after the end of another one has a later turn, so
+// that no operation waits for the turn of one that waits for it.
+//
 // Sums are in the order of ranks, and computed once: all ranks have the same bits, whichever engine
 // has carried them.
 #ifndef DYNEMB_RANKS_GROUP_H_
 #define DYNEMB_RANKS_GROUP_H_
 
+#include <condition_variable>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -58,15 +64,28 @@ class Group {
   // Returns the memory for a result of `rows` rows; null if there is none, and never otherwise.
   using Allocate = FunctionRef<char*(int64_t rows)>;
 
+  // Starts to move data that are in the memories of GPUs.
+  using TakeTurn = FunctionRef<Status(const Slices& to, const Slices& from)>;
+
   // Sends rows[r] rows of row_bytes bytes to each rank r, in the order of ranks in `data`. Sets
   // received[r] to the number of rows that rank r has sent; they are written in the order of ranks
   // to the memory that `allocate` returns for all of them.
+  //
+  // If `take_turn` is given, the data and the result are in the memory of a GPU. It is called in
+  // the turn of the operation, which ends when it returns. If it fails, the group ends.
   Status Alltoall(const Operation& operation, const char* data, const std::vector<int64_t>& rows,
-                  size_t row_bytes, std::vector<int64_t>* received, Allocate allocate);
+                  size_t row_bytes, std::vector<int64_t>* received, Allocate allocate,
+                  const TakeTurn* take_turn = nullptr);
 
   // Writes the rows of all ranks, in the order of ranks, to the memory that `allocate` returns.
+  // `take_turn` is as in Alltoall.
   Status Allgather(const Operation& operation, const char* data, int64_t rows, size_t row_bytes,
-                   Allocate allocate);
+                   Allocate allocate, const TakeTurn* take_turn = nullptr);
+
+  // Waits until `poll` sets *done. If it fails, if another rank ends, or if the timeout of the wire
+  // passes, the group ends with an error that names `operation`.
+  using Poll = FunctionRef<Status(bool* done)>;
+  Status Await(const std::string& operation, Poll poll);
 
   // Overwrites `bytes` bytes at `data` by the bytes of rank `root`.
   Status Broadcast(const Operation& operation, int root, char* data, size_t bytes);
@@ -81,12 +100,19 @@ class Group {
   Status Announce(Call* call, const std::vector<int64_t>& rows, size_t row_bytes, const Slices& to,
                   std::vector<int64_t>* received);
   Status Deliver(Call* call, const Slices& to, const Slices& from);
-  Status Receive(Call* call, const Slices& to, size_t row_bytes,
-                 const std::vector<int64_t>& received, Allocate allocate);
+  Status Gather(Call* call, const std::vector<int64_t>& rows, size_t row_bytes, const Slices& to,
+                std::vector<int64_t>* received, Allocate allocate, const TakeTurn* take_turn);
+  Status AwaitTurn(const Call& call);
+  void EndTurn(int64_t turn);
 
   const std::unique_ptr<Wire> wire_;
   std::mutex mutex_;
-  std::set<std::pair<uint64_t, int64_t>> running_;  // hashes and iterations; guarded by mutex_
+  // Guarded by mutex_:
+  std::set<std::pair<uint64_t, int64_t>> running_;  // hashes and iterations
+  int64_t next_number_ = 0;                         // on rank 0: of the next operation
+  int64_t turn_ = 0;               // all operations before this one have had theirs
+  std::set<int64_t> ended_turns_;  // beyond turn_
+  std::condition_variable turn_ended_;
 };
 
 }  // namespace dynemb

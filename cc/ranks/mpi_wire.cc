@@ -453,10 +453,8 @@ Status MpiWire::Exchange(uint64_t tag, const std::string& operation, const Slice
     const auto now = Clock::now();
     if (now < next_look) continue;
     next_look = now + kLook;
-    std::string reason;
-    const std::vector<bool> ended = words_->Hear(&reason);
-    if (!reason.empty()) Record(reason);
-    DYNEMB_RETURN_IF_ERROR(failure());
+    std::vector<bool> ended;
+    DYNEMB_RETURN_IF_ERROR(Look(&ended));
     for (size_t i = first; i < pending.size(); ++i) {
       const int that = pending[i].rank;
       if (!ended[static_cast<size_t>(that)] || is_done(&pending[i])) continue;
@@ -478,6 +476,13 @@ Status MpiWire::Exchange(uint64_t tag, const std::string& operation, const Slice
     return Fail(on + Late(ranks, receives ? "sent nothing" : "received nothing"));
   }
   return Status();
+}
+
+Status MpiWire::Look(std::vector<bool>* ended) {
+  std::string reason;
+  *ended = words_->Hear(&reason);
+  if (!reason.empty()) Record(reason);
+  return failure();
 }
 
 Status MpiWire::Fail(const std::string& reason) {

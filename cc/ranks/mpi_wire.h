@@ -34,6 +34,7 @@ class MpiWire : public Wire {
 
   Status Exchange(uint64_t tag, const std::string& operation, const Slices& to,
                   const Slices& from) override;
+  Status Look(std::vector<bool>* ended) override;
   Status Fail(const std::string& reason) override;
 
  private:

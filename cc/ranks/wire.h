@@ -56,9 +56,16 @@ class Wire {
   virtual Status Exchange(uint64_t tag, const std::string& operation, const Slices& to,
                           const Slices& from) = 0;
 
+  // Looks at the other ranks outside an exchange. Returns the failure of the wire, which may be one
+  // that another rank has said. Otherwise sets (*ended)[r] if rank r has ended, or cannot be
+  // reached: this alone is no failure.
+  virtual Status Look(std::vector<bool>* ended) = 0;
+
   // Fails the wire with `reason`, and the wires of the other ranks if the engine can tell them.
   // Returns the first failure, which is this one if there was none.
   virtual Status Fail(const std::string& reason) = 0;
+  static std::string Seconds(std::chrono::milliseconds time);  // "0.5 s"
+
   // The first failure.
   Status failure() const {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -75,7 +82,6 @@ class Wire {
   }
   // "ranks 1, 2 have sent nothing for 60 s".
   std::string Late(const std::vector<int>& ranks, const char* what) const;
-  static std::string Seconds(std::chrono::milliseconds time);  // "0.5 s"
 
  private:
   const int rank_, size_;

@@ -10,6 +10,8 @@ import tensorflow as tf
 from tensorflow.python.framework import load_library
 
 PATH = os.environ["FAKE_GPU_LIBRARY"]
+# Each rank has another GPU.
+os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("RANK", "0")
 # Tests that need kernels of TensorFlow's own on a GPU, which its build for the CPU lacks, and one
 # that takes a minute.
 LEFT_OUT = (
@@ -54,8 +56,10 @@ def on_the_cpu(next_creator, **options):
 
 def is_left_out(item):
     name, _, case = item.nodeid.partition("[")
-    if "/ranks/" in name:  # two ranks on one engine; one rank covers the other optimizers
-        return not case.startswith("np2") or any(text in item.nodeid for text in LEFT_OUT_OF_RANKS)
+    if "/ranks/" in name:  # two ranks by Gloo or NCCL; one rank covers the other optimizers
+        return not case.startswith(("np2", "nccl-np2")) or any(
+            text in item.nodeid for text in LEFT_OUT_OF_RANKS
+        )
     return name.endswith(LEFT_OUT)
 
 

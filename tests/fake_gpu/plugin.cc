@@ -1,19 +1,24 @@
 // The fake GPU: a pluggable device of TensorFlow, of type "GPU", whose memory is guarded_memory.h.
 //
 // TensorFlow places operators on it, allocates their tensors, and copies, as on a GPU. Its streams
-// do all work at once. Kernels of TensorFlow's own for a GPU are not in a build for the CPU, so
-// most of its operators run on the CPU, and TensorFlow copies their tensors.
+// do all work at once, except that of the fake NCCL (fake_nccl.cc), for which events wait. Kernels
+// of TensorFlow's own for a GPU are not in a build for the CPU, so most of its operators run on the
+// CPU, and TensorFlow copies their tensors.
+#include <condition_variable>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
 
 #include "tensorflow/c/experimental/stream_executor/stream_executor.h"
 #include "tensorflow/c/tf_status.h"
 #include "tests/fake_gpu/guarded_memory.h"
 
-// TensorFlow keeps pointers to these; they have nothing to say.
+// TensorFlow keeps pointers to these.
 struct SP_Stream_st {};
-struct SP_Event_st {};
+struct SP_Event_st {
+  uint64_t begun = 0;  // the works that had begun when the event was recorded
+};
 struct SP_Timer_st {};
 
 namespace {
@@ -92,6 +97,58 @@ void FillWords(const SP_Device*, SP_Stream, SP_DeviceMemoryBase* to, uint32_t wo
 
 // Streams, events and timers.
 
+// Works of all streams that take time; they end in the order in which they begin.
+class Works {
+ public:
+  uint64_t begun() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return begun_;
+  }
+  void Begin() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    ++begun_;
+  }
+  void End() {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      ++ended_;
+    }
+    changed_.notify_all();
+  }
+  bool HaveEnded(uint64_t begun) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return ended_ >= begun;
+  }
+  void Await(uint64_t begun) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    changed_.wait(lock, [&] { return ended_ >= begun; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  uint64_t begun_ = 0, ended_ = 0;  // guarded by mutex_
+};
+
+Works& TheWorks() {
+  static auto* const works = new Works;
+  return *works;
+}
+
+void Record(const SP_Device*, SP_Stream, SP_Event event, TF_Status* status) {
+  event->begun = TheWorks().begun();
+  Succeed(status);
+}
+void AwaitEvent(const SP_Device*, SP_Event event, TF_Status* status) {
+  TheWorks().Await(event->begun);
+  Succeed(status);
+}
+void AwaitStream(const SP_Device*, SP_Stream, TF_Status* status) {
+  TheWorks().Await(TheWorks().begun());
+  Succeed(status);
+}
+void AwaitAll(const SP_Device*, TF_Status* status) { AwaitStream(nullptr, nullptr, status); }
+
 template <class T>
 void Create(const SP_Device*, T** created, TF_Status* status) {
   *created = new T;
@@ -101,7 +158,6 @@ template <class T>
 void Destroy(const SP_Device*, T* created) {
   delete created;
 }
-void Nothing(const SP_Device*, TF_Status* status) { Succeed(status); }
 template <class A>
 void NothingTo(const SP_Device*, A, TF_Status* status) {
   Succeed(status);
@@ -110,7 +166,9 @@ template <class A, class B>
 void NothingTo(const SP_Device*, A, B, TF_Status* status) {
   Succeed(status);
 }
-SE_EventStatus EventStatus(const SP_Device*, SP_Event) { return SE_EVENT_COMPLETE; }
+SE_EventStatus EventStatus(const SP_Device*, SP_Event event) {
+  return TheWorks().HaveEnded(event->begun) ? SE_EVENT_COMPLETE : SE_EVENT_PENDING;
+}
 void Wait(const SP_Device* const, SP_Stream, SP_Event, TF_Status* const status) { Succeed(status); }
 TF_Bool CallHost(const SP_Device*, SP_Stream, SE_StatusCallbackFn function, void* argument) {
   TF_Status* const status = TF_NewStatus();
@@ -139,7 +197,7 @@ void CreateExecutor(const SP_Platform*, SE_CreateStreamExecutorParams* parameter
   e.create_event = Create<SP_Event_st>;
   e.destroy_event = Destroy<SP_Event_st>;
   e.get_event_status = EventStatus;
-  e.record_event = NothingTo<SP_Stream, SP_Event>;
+  e.record_event = Record;
   e.wait_for_event = Wait;
   e.create_timer = Create<SP_Timer_st>;
   e.destroy_timer = Destroy<SP_Timer_st>;
@@ -151,9 +209,9 @@ void CreateExecutor(const SP_Platform*, SE_CreateStreamExecutorParams* parameter
   e.sync_memcpy_dtoh = SyncCopyToHost;
   e.sync_memcpy_htod = SyncCopyToDevice;
   e.sync_memcpy_dtod = SyncCopyOnDevice;
-  e.block_host_for_event = NothingTo<SP_Event>;
-  e.block_host_until_done = NothingTo<SP_Stream>;
-  e.synchronize_all_activity = Nothing;
+  e.block_host_for_event = AwaitEvent;
+  e.block_host_until_done = AwaitStream;
+  e.synchronize_all_activity = AwaitAll;
   e.mem_zero = Zero;
   e.memset = Fill;
   e.memset32 = FillWords;
@@ -230,6 +288,12 @@ extern "C" void SE_InitPlugin(SE_PlatformRegistrationParams* parameters, TF_Stat
 
 // Also looked up. The kernels of the library have been registered when it was loaded.
 extern "C" void TF_InitKernel() {}
+
+// For the fake NCCL: where it may access memory of the device, and the works that it begins and
+// ends.
+extern "C" void* FakeGpuView(void* p) { return GuardedMemory::Get().View(p); }
+extern "C" void FakeGpuBegin() { TheWorks().Begin(); }
+extern "C" void FakeGpuEnd() { TheWorks().End(); }
 
 // For tests: memory of the device, which is never freed.
 extern "C" void* FakeGpuAllocate(size_t bytes) { return GuardedMemory::Get().Allocate(bytes); }

@@ -153,7 +153,7 @@ def _restart(number: int) -> None:
     if ENGINE == "horovod":
         # A new key, because horovodrun may still give ranks of this host the old addresses.
         os.environ["HOROVOD_HOSTNAME"] = f"after_case_{number}"
-    elif ENGINE == "gloo":
+    elif ENGINE != "mpi":
         # Another port: a rank that is late must not come to the old one.
         path = FOLDER / f"port_after_{number}"
         if RANK == 0:

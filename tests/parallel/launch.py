@@ -11,8 +11,9 @@ import subprocess
 import sys
 import time
 
-# The engines, by the names that `init` has for them; the first one runs all cases.
-ENGINES = ("gloo", "horovod", "mpi")
+# The engines, by the names that `init` has for them; the first one runs all cases. NCCL has a
+# stand-in on the fake GPU (tools/fake_gpu.sh).
+ENGINES = ("gloo", "horovod", "mpi", *(["nccl"] if "FAKE_GPU_LIBRARY" in os.environ else []))
 
 
 def missing(engine: str) -> str | None:
@@ -77,7 +78,7 @@ class Ended:
 
 
 def _launcher(engine: str, ranks: int) -> list[str]:
-    if engine == "gloo":
+    if engine in ("gloo", "nccl"):
         return [sys.executable, "-m", "tf_dynemb", "run", "-np", str(ranks)]
     if engine == "mpi":
         return [str(MPIEXEC), "-n", str(ranks)]

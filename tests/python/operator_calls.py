@@ -482,6 +482,11 @@ def calls_of_ranks():
             [[]] * 4, error="no_such_library",
         ),
         Call(
+            "ranks_use_nccl",
+            {**group, "library": scalar("no_library", text), "device": scalar("device", text)},
+            [[]] * 2, error="no_such_library",
+        ),
+        Call(
             "ranks_alltoall", {**group, "data": VECTORS, "splits": Spec(i32, [1], IDS)},
             [[None, DIM], [1]], operation, unknown=[None, None],
             also=[({"splits": [None]}, [[None, DIM], [None]])],

@@ -76,6 +76,7 @@ VALUES = {
     "ranges": lambda _: np.array([0, 2**32 - 1, 0, 2**32 - 1, 0, 0, 0]),
     "norms": lambda _: np.array([-1, np.inf]),
     "host": lambda _: "127.0.0.1",
+    "device": lambda _: "/device:GPU:0",
     "no_library": lambda _: "no_such_library.so",
     # Tables, and what belongs to them.
     "table": lambda _: h.make_table(DIM, init_capacity=1),

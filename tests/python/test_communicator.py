@@ -250,6 +250,34 @@ def test_ranks_of_mpiexec_that_do_not_meet(engines, monkeypatch):
     assert communicator.get() is communicator.LOCAL
 
 
+def test_nccl_is_beside_another_engine(engines, monkeypatch):
+    started(monkeypatch, RANK="1", WORLD_SIZE="2")
+    used = []
+    monkeypatch.setattr(start, "use_nccl", lambda comm, required: used.append(required))
+    de.init("nccl")
+    assert engines == [("gloo", 1, 2, "127.0.0.1", 29500, 600.0, None, "")]
+    assert used == [True]
+    with pytest.raises(RuntimeError, match=r"init\('nccl'\): this process has joined.*'gloo'"):
+        de.init("nccl")  # use_nccl has done nothing here
+    start.leave()
+    de.init()
+    de.init("gloo")
+    start.leave()
+    de.init("gloo")
+    assert used == [True, False]
+
+
+def test_nccl_without_a_gpu_is_an_error(engines, monkeypatch):
+    left = []
+    monkeypatch.setattr(Joined, "leave", lambda self: left.append(self))
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: [])
+    started(monkeypatch, RANK="1", WORLD_SIZE="2")
+    with pytest.raises(RuntimeError, match=r"init\('nccl'\): rank 0: TensorFlow sees no GPU"):
+        de.init("nccl")
+    assert len(left) == 1
+    assert communicator.get() is communicator.LOCAL
+
+
 @pytest.mark.parametrize("tool", ["gloo", None])
 def test_one_process_joins_nothing(engines, tool):
     de.init(tool)

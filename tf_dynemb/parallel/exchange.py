@@ -16,7 +16,7 @@ All functions are collective: every rank looks up the same tables in the same or
 no ids.
 
 The work before and after the alltoalls runs where the tables are: on a GPU if all of them are on
-it, otherwise on the CPU. The alltoalls run on a GPU only by Horovod, if it was built for that.
+it, otherwise on the CPU. The alltoalls run on a GPU if the ranks use NCCL, directly or by Horovod.
 """
 
 from __future__ import annotations

@@ -150,6 +150,21 @@ def _number(environment: Mapping[str, str], name: str) -> int:
         raise ValueError(f"{name}={environment[name]!r} is not an integer.") from None
 
 
+# The number of a process among those on its machine: `mpiexec` of Open MPI, and of MPICH and Intel
+# MPI; `srun`; torchrun.
+_LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID", "LOCAL_RANK")
+
+
+def local_rank(environment: Mapping[str, str]) -> int | None:
+    """Returns the number of this process among those on its machine; None if no variable says it.
+
+    Raises:
+        ValueError: a variable is not a number; the message names it.
+    """
+    name = next((name for name in _LOCAL_RANKS if name in environment), None)
+    return None if name is None else _number(environment, name)
+
+
 def local_ranks(hosts: Sequence[str]) -> list[int]:
     """Returns the number of each rank among those on its machine, from the names of machines."""
     return [hosts[:rank].count(host) for rank, host in enumerate(hosts)]

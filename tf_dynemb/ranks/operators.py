@@ -12,11 +12,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 from tf_dynemb import _ops
 from tf_dynemb._presence import exists
 from tf_dynemb.communicator import Communicator, node_name
-from tf_dynemb.ranks.launchers import local_ranks
+from tf_dynemb.ranks.gpus import choose_gpu
+from tf_dynemb.ranks.launchers import local_rank, local_ranks
 from tf_dynemb.ranks.rendezvous import Rendezvous
 
 # The type in which sums of each type are computed. (Those of uint64 have the same bits as int64.)
@@ -41,21 +43,22 @@ class Operators(Communicator):
 
     def __init__(self, group: tf.Tensor, rank: int, size: int, local_rank: int = 0) -> None:
         self._group = group
+        self._group_on_gpu: tf.Tensor | None = None
         self.rank, self.size, self.local_rank = rank, size, local_rank
 
     @_ops.not_converted
     def alltoall(
         self, tensor: tf.Tensor, splits: tf.Tensor, name: str
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Sends a slice of a tensor to each rank."""
-        received, counts = self._run("alltoall", name, tf.convert_to_tensor(tensor), splits)
+        """Sends a slice of a tensor to each rank; on the GPU, if the tensor is there."""
+        received, counts = self._move("alltoall", name, tf.convert_to_tensor(tensor), splits)
         counts.set_shape([self.size])
         return received, counts
 
     @_ops.not_converted
     def allgather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
-        """Concatenates the tensors of all ranks."""
-        return self._run("allgather", name, tf.convert_to_tensor(tensor))
+        """Concatenates the tensors of all ranks; on the GPU, if the tensor is there."""
+        return self._move("allgather", name, tf.convert_to_tensor(tensor))
 
     @_ops.not_converted
     def broadcast(self, tensor: tf.Tensor, root: int, name: str) -> tf.Tensor:
@@ -67,7 +70,11 @@ class Operators(Communicator):
         dtype = given[0].dtype
         if dtype not in _SUMMED_AS:
             raise TypeError(f"{name}: tensors of {dtype.name} cannot be summed.")
-        sums = self._run("allreduce", name, [tf.cast(data, _SUMMED_AS[dtype]) for data in given])
+        if self.alltoall_on_gpu and dtype.is_floating and not any(map(_is_on_host, given)):
+            sums = self._sum_on_gpu(given, name)
+        else:
+            given = [tf.cast(data, _SUMMED_AS[dtype]) for data in given]
+            sums = self._run("allreduce", name, given)
         if dtype == tf.uint64:
             sums = [tf.cast(total, dtype) for total in sums]
         if average and dtype.is_floating:
@@ -76,26 +83,78 @@ class Operators(Communicator):
             sums = [total // self.size for total in sums]
         return [tf.cast(total, dtype) for total in sums]
 
+    def _sum_on_gpu(self, given: list[tf.Tensor], name: str) -> list[tf.Tensor]:
+        """Returns the sums over all ranks of tensors of one type, on a GPU.
+
+        Each rank sums an equal part of all elements, in the order of ranks. The sums have the same
+        bits as those of the operator on the CPU.
+        """
+        with tf.device("/device:GPU:0"):
+            shapes = [tf.shape(data) for data in given]
+            flat = [tf.reshape(data, [-1]) for data in given]
+            counts = [tf.size(data) for data in flat]
+            n = tf.add_n(counts)
+            part = (n + self.size - 1) // self.size
+            padded = tf.pad(tf.concat(flat, 0), [[0, part * self.size - n]])
+            parts = self._move("alltoall", f"{name}/parts", padded, tf.fill([self.size], part))[0]
+            wide = tf.float64 if parts.dtype == tf.float64 else tf.float32
+            first, *others = tf.unstack(tf.reshape(parts, [self.size, part]), self.size)
+            total = tf.cast(first, wide)
+            for other in others:
+                total += tf.cast(other, wide)
+            sums = self._move("allgather", f"{name}/sums", tf.cast(total, parts.dtype))
+            split = tf.split(sums[:n], counts, num=len(counts))
+            return [tf.reshape(data, shape) for data, shape in zip(split, shapes, strict=True)]
+
+    def load_nccl(self, library: str) -> None:
+        """Loads NCCL, for alltoalls of tensors on GPUs.
+
+        Raises:
+            tf.errors.FailedPreconditionError: the library is not usable; the message says why.
+        """
+        (gpu, *_) = [name for name in context.context().devices() if _is_gpu(name)]
+        with tf.init_scope(), tf.device(_ops.CPU):
+            self._group_on_gpu, _ = _ops.library().dynemb_ranks_use_nccl(self._group, library, gpu)
+
     def leave(self) -> None:
         """Ends the group on this rank, and so the operations of other ranks that wait for it."""
         with tf.device(_ops.CPU):
             _ops.library().dynemb_ranks_leave(self._group)
 
+    def _move(self, kind: str, name: str, data: tf.Tensor, *inputs: Any) -> Any:
+        """Runs an operation that moves rows, on the GPU if they are there and there are means."""
+        if self.alltoall_on_gpu and _is_gpu(data.device):
+            return _collective(self._group_on_gpu, data.device, kind, name, data, *inputs)
+        return _collective(self._group, _ops.CPU, kind, name, data, *inputs)
+
     def _run(self, kind: str, name: str, *inputs: Any, **attributes: Any) -> Any:
-        return _collective(self._group, kind, name, *inputs, **attributes)
+        return _collective(self._group, _ops.CPU, kind, name, *inputs, **attributes)
 
 
-def _collective(group: tf.Tensor, kind: str, name: str, *inputs: Any, **attributes: Any) -> Any:
+def _collective(
+    group: tf.Tensor, device: str, kind: str, name: str, *inputs: Any, **attributes: Any
+) -> Any:
     """Runs an operation of a group, which is matched by its attribute; profiles show its node."""
     operator = getattr(_ops.library(), f"dynemb_ranks_{kind}")
-    with tf.device(_ops.CPU):
+    with tf.device(device):
         return operator(group, *inputs, operation=name, name=node_name(name), **attributes)
 
 
+def _is_gpu(device: str) -> bool:
+    return "device:gpu:" in device.lower()
+
+
+def _is_on_host(tensor: tf.Tensor) -> bool:
+    # TensorFlow puts operations of graphs that have no device on the GPU.
+    return "device:cpu:" in tensor.device.lower()
+
+
 def _like(operation: tf.Operation, kind: str, *inputs: Any) -> Any:
-    """Runs an operation in the group of another one, of which it is the gradient."""
+    """Runs an operation in the group of another one, of which it is the gradient, on its device."""
     name = operation.get_attr("operation").decode()
-    return _collective(operation.inputs[0], kind, f"{name}/gradient", *inputs)
+    device = operation.outputs[0].device
+    device = device if _is_gpu(device) else _ops.CPU
+    return _collective(operation.inputs[0], device, kind, f"{name}/gradient", *inputs)
 
 
 # A loss is the sum of those of all ranks: what a rank has sent has a part in the losses of others.
@@ -156,16 +215,18 @@ def over_gloo(
     """
     meeting = Rendezvous(rank, size, host, port, timeout, secret, job)
     try:
+        hosts = meeting.allgather(socket.gethostname().encode())
+        number = local_ranks([host.decode() for host in hosts])[rank]
+        choose_gpu(number)
         library = _ops.library()
         with tf.init_scope(), tf.device(_ops.CPU):
             group, addresses = library.dynemb_ranks_listen(meeting.address, rank, size, timeout)
             # What each rank has for this one.
             own = meeting.alltoall(addresses.numpy().tolist())
-            hosts = meeting.allgather(socket.gethostname().encode())
             library.dynemb_ranks_connect(group, own)
     finally:
         meeting.close()
-    return Operators(group, rank, size, local_ranks([host.decode() for host in hosts])[rank])
+    return Operators(group, rank, size, number)
 
 
 def over_mpi(library: str, timeout: float) -> Operators:
@@ -174,6 +235,9 @@ def over_mpi(library: str, timeout: float) -> Operators:
     Raises:
         tf.errors.FailedPreconditionError: the library is not usable; the message says why.
     """
+    own = local_rank(os.environ)
+    if own is not None:
+        choose_gpu(own)
     with tf.init_scope(), tf.device(_ops.CPU):
         group, rank, size, _ = _ops.library().dynemb_ranks_join_mpi(library, timeout)
         comm = Operators(group, int(rank), int(size))

@@ -8,10 +8,11 @@ import warnings
 from typing import Any
 
 from tf_dynemb import communicator
+from tf_dynemb.ranks.gpus import choose_gpu, use_nccl
 from tf_dynemb.ranks.launchers import Place, find, job, split_address
 from tf_dynemb.ranks.operators import Operators, find_mpi, over_gloo, over_mpi
 
-ENGINES = ("gloo", "mpi", "horovod")
+ENGINES = ("gloo", "mpi", "nccl", "horovod")
 # The environment variable with what all ranks of a job know, and others do not.
 SECRET = "TF_DYNEMB_RANKS_SECRET"
 
@@ -43,9 +44,11 @@ def init(
             "gloo": sockets, between all launchers' ranks. It is part of this package.
             "mpi": the MPI library of `mpiexec` (MPICH, Open MPI and their relatives), which must
             grant MPI_THREAD_MULTIPLE. TF_DYNEMB_MPI names the library if it is not found.
+            "nccl": "mpi" or "gloo", and NCCL for the exchanges of tables in GPU memory. Each rank
+            needs a GPU of its own. TF_DYNEMB_NCCL names the library if it is not found.
             "horovod": Horovod, in ranks that horovodrun has started.
             None: "horovod" under horovodrun; "mpi" under mpiexec, if its library is found;
-            otherwise "gloo".
+            otherwise "gloo". The last two with NCCL, if all ranks can use it.
             Any other name sets up no communication, as in SOK, and is warned of.
         use_legacy_optimizer: SOK's argument, without effect: Keras 3 has no legacy optimizers.
         rank: the number of this process, from 0. With `size` and `address`, instead of a launcher's
@@ -65,7 +68,8 @@ def init(
             variable has no meaning; the message names it.
         ImportError: Horovod is required and not installed; the message says how to install it.
         RuntimeError: this process has joined ranks by another engine; "mpi" is required and its
-            library is not found; or MPI has other ranks than the launcher.
+            library is not found; MPI has other ranks than the launcher; or "nccl" is required and
+            a rank cannot use it.
         TimeoutError: ranks have not come; the message names them.
         OSError: rank 0 cannot listen at the address, or has refused this process.
         tf.errors.AbortedError: two ranks cannot connect; the message names them. Or MPI has not
@@ -88,6 +92,9 @@ def init(
         )
     if place is None and comm_tool in (None, "horovod") and _is_horovods(comm_tool):
         communicator.horovod_ranks()
+        ranks = communicator.get()
+        if ranks.size > 1:
+            choose_gpu(ranks.local_rank)
         return
     place = place or find(os.environ)
     if place is None:
@@ -95,9 +102,9 @@ def init(
     engine, library = _engine(comm_tool, place)
     global _joined
     if _joined is not None:
-        if _joined[0] != engine:
+        if _joined[0] != engine or (comm_tool == "nccl" and not _joined[1].alltoall_on_gpu):
             raise RuntimeError(
-                f"init({engine!r}): this process has joined its ranks by {_joined[0]!r}."
+                f"init({comm_tool!r}): this process has joined its ranks by {_joined[0]!r}."
             )
         return
     if place.size == 1:
@@ -132,6 +139,12 @@ def init(
                 "on this machine, set MASTER_ADDR to the name of rank 0's on all of them"
             ) from error
         by = f"Gloo, met at {host}:{place.port}"
+    if comm_tool in (None, "nccl"):
+        try:
+            use_nccl(comm, comm_tool == "nccl")
+        except RuntimeError:
+            comm.leave()
+            raise
     communicator.use(comm)
     _joined = engine, comm
     _log.info("rank %d of %d, from %s; by %s", comm.rank, comm.size, place.launcher, by)

@@ -1,5 +1,4 @@
-// Kernels of ranks_ops.cc. Collective operations wait in threads of a pool without a bound, so that
-// none holds up a thread of TensorFlow's pools, or another operation.
+// Kernels of ranks_ops.cc.
 #include <chrono>
 #include <cmath>
 #include <cstring>
@@ -10,48 +9,14 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "cc/ranks/gloo_wire.h"
-#include "cc/ranks/group.h"
 #include "cc/ranks/mpi_wire.h"
-#include "cc/tf/table_resource.h"
-#include "tensorflow/core/platform/unbounded_work_queue.h"
+#include "cc/tf/ranks/collective_op.h"
+#include "cc/tf/ranks/on_gpu.h"
 
 namespace dynemb {
 namespace {
 
-// An error of another rank, or of a connection. (In a function, TensorFlow makes an InternalError
-// of an UnavailableError.)
-absl::Status OfGroup(const Status& status) {
-  return status.code() == Code::kInternal ? absl::AbortedError(status.message()) : ToAbsl(status);
-}
-
 constexpr int kMostRanks = 1 << 16;
-
-class GroupResource : public tf::ResourceBase {
- public:
-  explicit GroupResource(std::unique_ptr<GlooWire> wire) : listening_(std::move(wire)) {}
-  explicit GroupResource(std::unique_ptr<Wire> wire)
-      : group_(std::make_unique<Group>(std::move(wire))) {}
-
-  std::string DebugString() const override { return "a group of ranks"; }
-
-  absl::Status Connect(const std::vector<std::string>& addresses) {
-    if (listening_ == nullptr) return absl::FailedPreconditionError("group is connected already");
-    const Status status = listening_->Connect(addresses);
-    if (!status.ok()) return OfGroup(status);
-    group_ = std::make_unique<Group>(std::move(listening_));
-    return absl::OkStatus();
-  }
-  // Null before Connect.
-  Group* group() const { return group_.get(); }
-  void Leave() {
-    if (group_ != nullptr) group_->Leave();
-  }
-
- private:
-  std::unique_ptr<GlooWire> listening_;
-  std::unique_ptr<Group> group_;
-};
 
 absl::Status GetTimeout(const tf::Tensor& tensor, std::chrono::milliseconds* timeout) {
   TF_RETURN_IF_ERROR(CheckScalar(tensor, "timeout"));
@@ -64,21 +29,18 @@ absl::Status GetTimeout(const tf::Tensor& tensor, std::chrono::milliseconds* tim
   return absl::OkStatus();
 }
 
-absl::Status OutputGroup(tf::OpKernelContext* ctx, GroupResource* group) {
+// Outputs a handle, and takes over the reference. `device` is where the handle says that the group
+// is: eagerly, TensorFlow runs an operator only there.
+absl::Status OutputGroup(tf::OpKernelContext* ctx, GroupResource* group,
+                         const std::string& device) {
   tf::Tensor* handle = nullptr;
   const absl::Status status = ctx->allocate_output(0, tf::TensorShape({}), &handle);
   if (!status.ok()) {
     group->Unref();
     return status;
   }
-  handle->scalar<tf::ResourceHandle>()() =
-      tf::ResourceHandle::MakeRefCountingHandle(group, ctx->device()->name());
+  handle->scalar<tf::ResourceHandle>()() = tf::ResourceHandle::MakeRefCountingHandle(group, device);
   return absl::OkStatus();
-}
-
-absl::Status GetGroup(tf::OpKernelContext* ctx, tf::core::RefCountPtr<GroupResource>* group) {
-  TF_RETURN_IF_ERROR(CheckScalar(ctx->input(0), "group"));
-  return tf::LookupResource(ctx, ctx->input(0).scalar<tf::ResourceHandle>()(), group);
 }
 
 class ListenOp : public DynembOp {
@@ -105,7 +67,7 @@ class ListenOp : public DynembOp {
     tf::tstring* addresses;
     TF_RETURN_IF_ERROR(Output(ctx, 1, {size}, &addresses));
     for (const std::string& address : wire->addresses()) *addresses++ = address;
-    return OutputGroup(ctx, new GroupResource(std::move(wire)));
+    return OutputGroup(ctx, new GroupResource(std::move(wire)), ctx->device()->name());
   }
 };
 
@@ -121,6 +83,29 @@ class ConnectOp : public DynembOp {
     if (given.dims() != 1) return absl::InvalidArgumentError("addresses must be a vector");
     const auto texts = given.vec<tf::tstring>();
     return group->Connect({texts.data(), texts.data() + texts.size()});
+  }
+};
+
+class UseNcclOp : public DynembOp {
+ public:
+  using DynembOp::DynembOp;
+
+ private:
+  absl::Status Run(tf::OpKernelContext* ctx) override {
+    tf::core::RefCountPtr<GroupResource> group;
+    TF_RETURN_IF_ERROR(GetGroup(ctx, &group));
+    TF_RETURN_IF_ERROR(CheckScalar(ctx->input(1), "library"));
+    TF_RETURN_IF_ERROR(CheckScalar(ctx->input(2), "device"));
+    if (group->nccl() != nullptr) {
+      return absl::FailedPreconditionError("the group of ranks uses NCCL already");
+    }
+    std::unique_ptr<Nccl> nccl;
+    DYNEMB_RETURN_IF_LIBRARY_ERROR(Nccl::Load(ctx->input(1).scalar<tf::tstring>()(), &nccl));
+    int32_t* version;
+    TF_RETURN_IF_ERROR(Output(ctx, 1, {}, &version));
+    *version = nccl->version();
+    group->Use(std::move(nccl));
+    return OutputGroup(ctx, group.release(), ctx->input(2).scalar<tf::tstring>()());
   }
 };
 
@@ -157,105 +142,9 @@ class JoinMpiOp : public DynembOp {
     *rank = wire->rank();
     *size = wire->size();
     *version = wire->version();
-    return OutputGroup(ctx, new GroupResource(std::unique_ptr<Wire>(std::move(wire))));
+    return OutputGroup(ctx, new GroupResource(std::unique_ptr<Wire>(std::move(wire))),
+                       ctx->device()->name());
   }
-};
-
-// A collective operation. Run blocks until the other ranks have called it, too.
-class CollectiveOp : public tf::AsyncOpKernel {
- public:
-  explicit CollectiveOp(tf::OpKernelConstruction* ctx) : AsyncOpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("operation", &operation_));
-  }
-
-  void ComputeAsync(tf::OpKernelContext* ctx, DoneCallback done) final {
-    static auto* const threads = new tf::UnboundedWorkQueue(tf::Env::Default(), "dynemb_ranks");
-    threads->Schedule([this, ctx, done = std::move(done)] {
-      try {
-        const absl::Status status = RunInGroup(ctx);
-        if (!status.ok()) ctx->SetStatus(Decodable(status));
-      } catch (const std::bad_alloc&) {
-        ctx->SetStatus(absl::ResourceExhaustedError(absl::StrCat(name(), ": out of memory")));
-      } catch (const std::exception& e) {
-        ctx->SetStatus(absl::InternalError(absl::StrCat(name(), ": ", e.what())));
-      }
-      done();
-    });
-  }
-
- protected:
-  virtual absl::Status Run(tf::OpKernelContext* ctx, const Group::Operation& operation,
-                           Group* group) = 0;
-
-  // The bytes of a row, if the first dimension has the rows. Fails if data has no such dimension,
-  // or elements that are not plain bytes.
-  absl::Status RowBytes(const tf::Tensor& data, size_t* bytes) const {
-    TF_RETURN_IF_ERROR(CheckBytes(data));
-    if (data.dims() < 1) return absl::InvalidArgumentError("data must have at least one dimension");
-    *bytes = static_cast<size_t>(tf::DataTypeSize(data.dtype()));
-    for (int d = 1; d < data.dims(); ++d) *bytes *= static_cast<size_t>(data.dim_size(d));
-    return absl::OkStatus();
-  }
-  absl::Status CheckBytes(const tf::Tensor& data) const {
-    if (tf::DataTypeCanUseMemcpy(data.dtype())) return absl::OkStatus();
-    return absl::InvalidArgumentError(
-        absl::StrCat("data of type ", tf::DataTypeString(data.dtype()), " cannot be sent"));
-  }
-  // Returns an error in this rank's arguments, after the other ranks have it.
-  static absl::Status Refuse(const char* kind, const Group::Operation& operation,
-                             const absl::Status& error, Group* group) {
-    (void)group->Refuse(kind, operation, std::string(error.message()));
-    return error;
-  }
-  static char* Bytes(const tf::Tensor& tensor) {
-    static char none;  // an empty tensor has no memory
-    return tensor.TotalBytes() == 0 ? &none : static_cast<char*>(tensor.data());
-  }
-  // Allocates output 0 for n rows, each like a row of input 1; returns its memory, or null.
-  static char* AllocateRows(tf::OpKernelContext* ctx, int64_t n) {
-    tf::TensorShape shape = ctx->input(1).shape();
-    shape.set_dim(0, n);
-    tf::Tensor* result = nullptr;
-    return ctx->allocate_output(0, shape, &result).ok() ? Bytes(*result) : nullptr;
-  }
-  // An engine may go on to use the memory of an exchange that has failed (wire.h).
-  static void Keep(const tf::Tensor& tensor) {
-    static std::mutex mutex;
-    static auto* const kept = new std::vector<tf::Tensor>;
-    std::lock_guard<std::mutex> lock(mutex);
-    kept->push_back(tensor);
-  }
-
- private:
-  absl::Status RunInGroup(tf::OpKernelContext* ctx) {
-    tf::core::RefCountPtr<GroupResource> group;
-    TF_RETURN_IF_ERROR(GetGroup(ctx, &group));
-    if (group->group() == nullptr) {
-      return absl::FailedPreconditionError("group is not connected yet");
-    }
-    // Before it uses any memory that would have to be kept.
-    const Status failure = group->group()->failure();
-    if (!failure.ok()) return OfGroup(failure);
-    const absl::Status status =
-        Run(ctx, {operation_, ctx->frame_iter().iter_id, Form(ctx)}, group->group());
-    if (absl::IsAborted(status)) {
-      for (int i = 1; i < ctx->num_inputs(); ++i) Keep(ctx->input(i));
-      for (int i = 0; i < ctx->num_outputs(); ++i) {
-        if (ctx->mutable_output(i) != nullptr) Keep(*ctx->mutable_output(i));
-      }
-    }
-    return status;
-  }
-
-  // The form on which ranks must agree: the type, and the shape without the number of rows.
-  virtual std::string Form(tf::OpKernelContext* ctx) const {
-    tf::TensorShape shape = ctx->input(1).shape();
-    if (shape.dims() > 0) shape.RemoveDim(0);
-    return absl::StrCat(tf::DataTypeString(ctx->input_dtype(1)), " rows of shape ",
-                        shape.DebugString());
-  }
-
-  std::string operation_;
 };
 
 class AlltoallOp : public CollectiveOp {
@@ -264,7 +153,8 @@ class AlltoallOp : public CollectiveOp {
 
  private:
   absl::Status Run(tf::OpKernelContext* ctx, const Group::Operation& operation,
-                   Group* group) override {
+                   GroupResource* resource) override {
+    Group* const group = resource->group();
     const tf::Tensor &data = ctx->input(1), &splits = ctx->input(2);
     size_t row_bytes = 0;
     const absl::Status checked = Check(data, splits, group->size(), &row_bytes);
@@ -273,9 +163,10 @@ class AlltoallOp : public CollectiveOp {
     const std::vector<int64_t> rows(split, split + group->size());
     std::vector<int64_t> received;
     const auto allocate = [ctx](int64_t n) { return AllocateRows(ctx, n); };
-    const Status status =
-        group->Alltoall(operation, Bytes(data), rows, row_bytes, &received, allocate);
-    if (!status.ok()) return OfGroup(status);
+    TF_RETURN_IF_ERROR(MoveData(ctx, resource, [&](const Group::TakeTurn* take_turn) {
+      return group->Alltoall(operation, Bytes(data), rows, row_bytes, &received, allocate,
+                             take_turn);
+    }));
     int32_t* counts;
     TF_RETURN_IF_ERROR(Output(ctx, 1, {group->size()}, &counts));
     std::copy(received.begin(), received.end(), counts);
@@ -305,13 +196,17 @@ class AllgatherOp : public CollectiveOp {
 
  private:
   absl::Status Run(tf::OpKernelContext* ctx, const Group::Operation& operation,
-                   Group* group) override {
+                   GroupResource* resource) override {
+    Group* const group = resource->group();
     const tf::Tensor& data = ctx->input(1);
     size_t row_bytes = 0;
     const absl::Status checked = RowBytes(data, &row_bytes);
     if (!checked.ok()) return Refuse("allgather", operation, checked, group);
     const auto allocate = [ctx](int64_t n) { return AllocateRows(ctx, n); };
-    return OfGroup(group->Allgather(operation, Bytes(data), data.dim_size(0), row_bytes, allocate));
+    return MoveData(ctx, resource, [&](const Group::TakeTurn* take_turn) {
+      return group->Allgather(operation, Bytes(data), data.dim_size(0), row_bytes, allocate,
+                              take_turn);
+    });
   }
 };
 
@@ -323,7 +218,8 @@ class BroadcastOp : public CollectiveOp {
 
  private:
   absl::Status Run(tf::OpKernelContext* ctx, const Group::Operation& operation,
-                   Group* group) override {
+                   GroupResource* resource) override {
+    Group* const group = resource->group();
     const tf::Tensor& data = ctx->input(1);
     TF_RETURN_IF_ERROR(CheckBytes(data));
     tf::Tensor* result = nullptr;
@@ -371,7 +267,8 @@ class AllreduceOp : public CollectiveOp {
     return form;
   }
   absl::Status Run(tf::OpKernelContext* ctx, const Group::Operation& operation,
-                   Group* group) override {
+                   GroupResource* resource) override {
+    Group* const group = resource->group();
     const int tensors = ctx->num_outputs();
     const Number type = NumberOf(ctx->input_dtype(1));
     int64_t n = 0;
@@ -414,10 +311,21 @@ DYNEMB_REGISTER("DynembRanksListen", ListenOp);
 DYNEMB_REGISTER("DynembRanksConnect", ConnectOp);
 DYNEMB_REGISTER("DynembRanksLeave", LeaveOp);
 DYNEMB_REGISTER("DynembRanksJoinMpi", JoinMpiOp);
+DYNEMB_REGISTER("DynembRanksUseNccl", UseNcclOp);
 DYNEMB_REGISTER("DynembRanksAlltoall", AlltoallOp);
 DYNEMB_REGISTER("DynembRanksAllgather", AllgatherOp);
 DYNEMB_REGISTER("DynembRanksBroadcast", BroadcastOp);
 DYNEMB_REGISTER("DynembRanksAllreduce", AllreduceOp);
+#if DYNEMB_RANKS_ON_GPU
+REGISTER_KERNEL_BUILDER(Name("DynembRanksAlltoall")
+                            .Device(tensorflow::DEVICE_GPU)
+                            .HostMemory("group")
+                            .HostMemory("splits")
+                            .HostMemory("received_splits"),
+                        AlltoallOp);
+REGISTER_KERNEL_BUILDER(
+    Name("DynembRanksAllgather").Device(tensorflow::DEVICE_GPU).HostMemory("group"), AllgatherOp);
+#endif
 
 }  // namespace
 }  // namespace dynemb

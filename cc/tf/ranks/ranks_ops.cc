@@ -63,6 +63,20 @@ REGISTER_OP("DynembRanksJoinMpi")
       return absl::OkStatus();
     });
 
+REGISTER_OP("DynembRanksUseNccl")
+    .Input("group: resource")
+    .Input("library: string")
+    .Input("device: string")
+    .Output("group_on_device: resource")
+    .Output("version: int32")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      TF_RETURN_IF_ERROR(Scalars(c, 0, 3));
+      c->set_output(0, c->Scalar());
+      c->set_output(1, c->Scalar());
+      return absl::OkStatus();
+    });
+
 REGISTER_OP("DynembRanksAlltoall")
     .Input("group: resource")
     .Input("data: T")
