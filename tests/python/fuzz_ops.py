@@ -15,8 +15,9 @@ import numpy as np
 import op_helpers as h
 import tensorflow as tf
 from op_helpers import ops
-from operator_calls import operator_calls, run_eagerly, run_in_graph
+from operator_calls import operator_calls
 from operator_values import BAGS, DIM, IDS, Values
+from valid_call import run_eagerly, run_in_graph
 
 faulthandler.enable()
 HUGE = (2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**40, 2**62, 2**63 - 1)

@@ -5,8 +5,9 @@ import inspect
 import pytest
 import tensorflow as tf
 from op_helpers import make_table, ops
-from operator_calls import Spec, f32, i32, i64, label, operator_calls, run_eagerly, run_in_graph
+from operator_calls import operator_calls
 from operator_values import DIM, Values
+from valid_call import Spec, f32, i32, i64, label, run_eagerly, run_in_graph
 
 CALLS = operator_calls()
 

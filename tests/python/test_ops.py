@@ -8,9 +8,10 @@ import op_helpers as h
 import pytest
 import tensorflow as tf
 from op_helpers import DIM, INITIAL, make, ops
-from operator_calls import label, operator_calls
+from operator_calls import operator_calls
 from operator_values import Values
 from tensorflow.python.framework import op_def_registry
+from valid_call import label
 
 Full = tf.errors.ResourceExhaustedError
 Invalid = tf.errors.InvalidArgumentError
