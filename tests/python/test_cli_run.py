@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -79,6 +80,13 @@ def test_the_first_failure_ends_all_and_is_shown_last(script):
     assert time.monotonic() - begin < 60
 
 
+def test_a_failure_where_sigchld_is_ignored(script):
+    path = script("import sys\nsys.exit(7)\n")
+    ignore = lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # noqa: E731
+    with started("-np", 1, path, begin=ignore) as launcher:
+        assert launcher.wait(60) == 7
+
+
 def test_a_rank_that_a_signal_ends(script):
     ended = run(
         "-np", 2, script("import os\nif os.environ['RANK'] == '0': os.kill(os.getpid(), 9)")
@@ -98,6 +106,93 @@ def test_ranks_that_ignore_sigterm_are_killed(script):
         ),
     )
     assert ended.returncode == 1
+
+
+# Rank 0 and a process that it has started stop. Both save when they are told to end.
+STOPPED = """
+import os, pathlib, signal, sys, time
+
+folder = pathlib.Path(sys.argv[1])
+
+def save(name):
+    (folder / f"{name} saved").touch()
+    os._exit(0)
+
+def state(pid):
+    return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
+
+if os.environ["RANK"] == "0":
+    child = os.fork()
+    name = "rank" if child else "child"
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: save(name))
+    if child:
+        while state(child) != "T":
+            time.sleep(0.01)
+        (folder / "written").write_text(f"{os.getpid()} {child}")
+        (folder / "written").rename(folder / "stopped")
+    os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(1000)
+while not (folder / "stopped").exists():
+    time.sleep(0.01)
+while state((folder / "stopped").read_text().split()[0]) != "T":
+    time.sleep(0.01)
+if sys.argv[2] == "fails":
+    sys.exit(3)
+print("ready", flush=True)
+time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize("hosts", [(), ("--hosts", "127.0.0.1"), ("--hosts", "a")], ids=str)
+@pytest.mark.parametrize("how", ["fails", signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_stopped_processes_end_with_the_others(script, ssh, tmp_path, hosts, how):
+    """A stopped process does not act on SIGTERM; SIGKILL would not let it save."""
+    arguments = ("-np", 2, "--grace", 60, *hosts, *ssh.arguments, script(STOPPED), tmp_path, how)
+    with started(*arguments) as launcher:
+        if how != "fails":
+            assert launcher.stdout.readline() == "[1] ready\n"
+            launcher.send_signal(how)
+        assert launcher.wait(150) == (3 if how == "fails" else 128 + how)
+    assert {path.name for path in tmp_path.glob("* saved")} == {"rank saved", "child saved"}
+    await_the_end(map(int, (tmp_path / "stopped").read_text().split()))
+
+
+def test_a_rank_that_stops_when_it_is_told_to_end_is_killed(script):
+    path = script(
+        "import os, signal, time\n"
+        "def stop(*_):\n"
+        "    while True:\n"
+        "        os.kill(os.getpid(), signal.SIGSTOP)\n"
+        "signal.signal(signal.SIGTERM, stop)\n"
+        "print(os.getpid(), flush=True)\n"
+        "time.sleep(1000)\n"
+    )
+    with started("-np", 1, "--grace", 1, path) as launcher:
+        pid = int(launcher.stdout.readline().split()[1])
+        launcher.send_signal(signal.SIGTERM)
+        assert launcher.wait(60) == 128 + signal.SIGTERM
+    await_the_end([pid])
+
+
+@pytest.mark.parametrize("hosts", [(), ("--hosts", "127.0.0.1"), ("--hosts", "a")], ids=str)
+def test_a_second_interrupt_kills_the_ranks_at_once(script, ssh, hosts):
+    path = script(
+        "import os, signal, time\n"
+        "for number in (signal.SIGINT, signal.SIGTERM):\n"
+        "    signal.signal(number, lambda *_: print('told', flush=True))\n"
+        "print(os.getpid(), flush=True)\n"
+        "while True:\n"
+        "    time.sleep(1)\n"
+    )
+    with started("-np", 1, "--grace", 1000, *hosts, *ssh.arguments, path) as launcher:
+        pid = int(launcher.stdout.readline().split()[1])
+        launcher.send_signal(signal.SIGINT)
+        assert launcher.stdout.readline() == "[0] told\n"
+        launcher.send_signal(signal.SIGINT)
+        assert launcher.wait(60) == 128 + signal.SIGINT
+        assert "Traceback" not in launcher.stderr.read()
+    await_the_end([pid])
 
 
 def test_processes_that_a_rank_has_started_end_with_it(script, tmp_path):
@@ -133,6 +228,96 @@ def test_output_of_any_bytes(script, monkeypatch):
     assert ended.stdout == "[0] a \u2713\n[0] 10%\n[0] 20%\n".encode() + b"[0] \xff\n[0] end\n"
 
 
+def test_ends_of_lines_of_other_systems(script):
+    path = script(
+        "import sys, time\n"
+        "for text in (b'a\\r\\nb\\r', b'\\nc\\r', b'd\\n\\ne\\r\\n'):\n"
+        "    sys.stdout.buffer.write(text)\n"
+        "    sys.stdout.buffer.flush()\n"
+        "    time.sleep(0.5)\n"
+    )
+    ended = subprocess.run(command("-np", 1, path), capture_output=True, timeout=60, check=True)
+    assert ended.stdout == b"[0] a\n[0] b\n[0] c\n[0] d\n[0] \n[0] e\n"
+
+
+def test_a_long_line(script):
+    path = script("import sys\nsys.stdout.write('x' * 1_000_000)\n")
+    ended = run("-np", 1, path)
+    assert ended.returncode == 0
+    assert all(line.startswith("[0] x") for line in ended.stdout.splitlines())
+    assert ended.stdout.count("x") == 1_000_000
+
+
+# More than a pipe keeps.
+MUCH = "import sys\nfor i in range(20_000): print('line', i, file=sys.stdout)\nprint('end')\n"
+
+
+def test_a_reader_that_closes_the_pipe_ends_the_ranks(script):
+    path = script("import os, time\nprint(os.getpid())\nwhile True: print('x'), time.sleep(0.01)\n")
+    with started("-np", 2, path) as launcher:
+        pid = int(launcher.stdout.readline().split()[1])
+        launcher.stdout.close()
+        assert launcher.wait(60) == 141
+        assert (
+            launcher.stderr.read() == "the ranks were ended: nobody reads their output any more\n"
+        )
+    await_the_end([pid])
+
+
+def test_a_failure_is_that_of_the_rank_if_nobody_reads_the_output(script):
+    path = script("import sys, time\nprint('a')\ntime.sleep(2)\nprint('b')\nsys.exit(7)\n")
+    with started("-np", 1, path) as launcher:
+        launcher.stdout.readline()
+        launcher.stdout.close()
+        assert launcher.wait(60) in (7, 141)  # whichever the launcher has seen first
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_a_launcher_without_an_output(script, closed):
+    path = script(MUCH + "print('x' * 1_000_000, file=sys.stderr)\n")
+    ended = subprocess.run(
+        ["sh", "-c", f'exec "$@" {closed}', "sh", *command("-np", 1, path)],
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == 0
+
+
+def test_an_output_that_does_not_block_loses_nothing(script):
+    """Other programs set this for a terminal or pipe that they share with the launcher."""
+    source, to = os.pipe()
+    os.set_blocking(to, False)
+    with started("-np", 1, script(MUCH), stdout=to) as launcher:
+        os.close(to)
+        time.sleep(2)  # the pipe is full
+        with open(source) as pipe:
+            lines = pipe.read().splitlines()
+        assert launcher.wait(60) == 0
+    assert lines == [*(f"[0] line {i}" for i in range(20_000)), "[0] end"]
+
+
+def test_no_other_process_has_the_number_of_a_rank_that_has_ended(script, tmp_path):
+    """The launcher ends the group of each rank by its number."""
+    path = script(
+        "import os, pathlib, sys, time\n"
+        f"first = pathlib.Path({str(tmp_path / 'first')!r})\n"
+        "if os.environ['RANK'] == '0':\n"
+        "    first.with_suffix('.new').write_text(str(os.getpid()))\n"
+        "    first.with_suffix('.new').rename(first)\n"
+        "    sys.exit(0)\n"
+        "while not first.exists():\n"
+        "    time.sleep(0.01)\n"
+        "state = pathlib.Path('/proc', first.read_text(), 'stat')\n"
+        "while state.read_text().rpartition(') ')[2][0] != 'Z':\n"
+        "    time.sleep(0.001)\n"
+        "time.sleep(1)\n"
+        "state.read_text()\n"
+    )
+    ended = run("-np", 2, path)
+    assert ended.returncode == 0, ended.stderr
+
+
 def test_a_script_that_saves_when_it_is_ended(script, tmp_path):
     path = script(
         "import pathlib, signal, time\n"
@@ -151,23 +336,71 @@ def test_a_script_that_saves_when_it_is_ended(script, tmp_path):
     assert (tmp_path / "saved").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGHUP])
 def test_the_end_of_the_launcher_ends_the_ranks(script, number):
-    path = script("import os, time\nprint(os.getpid())\ntime.sleep(1000)\n")
-    with subprocess.Popen(
-        command("-np", 2, path),
-        stdout=subprocess.PIPE,
-        text=True,
-        # A shell lets programs in the background ignore it.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    ) as launcher:
-        pids = [int(launcher.stdout.readline().split()[1]) for _ in range(2)]
+    path = script(
+        "import os, subprocess\n"
+        "child = subprocess.Popen(['sleep', '1000'])\n"
+        "print(os.getpid(), child.pid, flush=True)\n"
+        "child.wait()\n"
+    )
+    with started("-np", 2, path) as launcher:
+        pids = [list(map(int, launcher.stdout.readline().split()[1:])) for _ in range(2)]
         launcher.send_signal(number)
         launcher.wait(30)
-    end = time.monotonic() + 30
-    while any(os.path.exists(f"/proc/{pid}/cmdline") and is_running(pid) for pid in pids):
-        assert time.monotonic() < end
+    await_the_end(rank for rank, _ in pids)
+    if number == signal.SIGKILL:  # the system tells the ranks only
+        for _, child in pids:
+            os.kill(child, signal.SIGKILL)
+    await_the_end(child for _, child in pids)
+
+
+def test_nohup(script, tmp_path):
+    path = script(
+        "import os, pathlib, time\n"
+        "print('ready', flush=True)\n"
+        f"while not pathlib.Path({str(tmp_path / 'go')!r}).exists():\n"
+        "    time.sleep(0.01)\n"
+    )
+    with started("-np", 1, path, begin=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)) as it:
+        assert it.stdout.readline() == "[0] ready\n"
+        it.send_signal(signal.SIGHUP)
+        time.sleep(0.5)
+        (tmp_path / "go").touch()
+        assert it.wait(30) == 0
+
+
+@contextlib.contextmanager
+def started(*arguments, begin=lambda: None, stdout=subprocess.PIPE):
+    """Starts a launcher, and ends it."""
+
+    def prepare():
+        # A shell lets programs in the background ignore it.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        begin()
+
+    with subprocess.Popen(
+        command(*arguments),
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=prepare,
+    ) as launcher:
+        try:
+            yield launcher
+        finally:
+            launcher.kill()
+
+
+def await_the_end(pids):
+    """Waits for processes to end; kills those that do not."""
+    left, end = set(pids), time.monotonic() + 30
+    while left and time.monotonic() < end:
+        left = set(filter(is_running, left))
         time.sleep(0.02)
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert not left
 
 
 def is_running(pid):

@@ -7,13 +7,12 @@ import json
 import os
 import secrets
 import shlex
-import signal
 import socket
 import sys
 from collections.abc import Sequence
 
 from tf_dynemb.cli import run_host
-from tf_dynemb.cli.run_processes import Failure, Processes, Start, ended_by_sigterm, write
+from tf_dynemb.cli.run_processes import Processes, Start, told_to_end, write
 
 # The port of the rendezvous on another machine, as torchrun's.
 _PORT = 29500
@@ -93,32 +92,27 @@ def run(options: argparse.Namespace) -> int:
     if not command:
         raise ValueError("no script is named: tf-dynemb run -np 2 train.py")
     hosts = _hosts(options.hosts, options.ranks) if options.hosts else []
-    variables, code = _variables(options.variables), 0
-    for number in range(options.restart + 1):
-        shared = {**variables, "TF_DYNEMB_RESTART": str(number)}
-        shared |= _meeting(options.ranks, hosts[0][0] if hosts else None, options.port)
-        if hosts:
-            starts = [_on_host(options, command, host, shared) for host in hosts]
-            processes = Processes(starts, options.grace + _MORE)
-        else:
-            starts = run_host.starts(command, 0, options.ranks, shared)
-            processes = Processes(starts, options.grace)
-        try:
-            with ended_by_sigterm():
-                failure: Failure | None = processes.wait()
-        except KeyboardInterrupt:  # the terminal has sent SIGINT to this process only
-            processes.end(signal.SIGINT, signal.SIGTERM)
-            return 128 + signal.SIGINT
-        finally:
-            processes.end()
-        if failure is None:
-            return 0
-        failure.show()
-        code = failure.exit_code
-        if number < options.restart:
-            said = f"starting all ranks again: {number + 1} of {options.restart}\n"
+    variables = _variables(options.variables)
+    number = 0
+    with told_to_end() as told:
+        while True:
+            shared = {**variables, "TF_DYNEMB_RESTART": str(number)}
+            shared |= _meeting(options.ranks, hosts[0][0] if hosts else None, options.port)
+            if hosts:
+                starts = [_on_host(options, command, host, shared) for host in hosts]
+                processes = Processes(starts, options.grace + _MORE, told)
+            else:
+                starts = run_host.starts(command, 0, options.ranks, shared)
+                processes = Processes(starts, options.grace, told)
+            failure = processes.wait()
+            if failure is None:
+                return 128 + told[0] if told else 0
+            failure.show()
+            number += 1
+            if told or number > options.restart:
+                return failure.exit_code
+            said = f"starting all ranks again: {number} of {options.restart}\n"
             write(sys.stderr, said.encode())
-    return code
 
 
 def _meeting(ranks: int, host: str | None, port: int) -> dict[str, str]:

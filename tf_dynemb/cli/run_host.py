@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 
-from tf_dynemb.cli.run_processes import Processes, Start, ended_by_sigterm
+from tf_dynemb.cli.run_processes import Processes, Start, told_to_end
 
 # What would tell the ranks another place than this launcher does.
 _OTHERS = (
@@ -59,14 +59,12 @@ def main() -> None:
         over.set()
 
     threading.Thread(target=watch, daemon=True).start()
-    ranks = Processes(
-        starts(told["command"], told["first"], told["num"], told["environment"]), told["grace"]
-    )
-    try:
-        with ended_by_sigterm():
-            failure = ranks.wait(over.is_set)
-    finally:
-        ranks.end()
+    with told_to_end() as signals:
+        ranks = starts(told["command"], told["first"], told["num"], told["environment"])
+        try:
+            failure = Processes(ranks, told["grace"], signals).wait(over.is_set)
+        except BrokenPipeError:
+            os._exit(1)
     if failure is not None:
         failure.show()
     sys.stdout.flush()

@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import dataclasses
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -22,6 +23,8 @@ _PATIENCE = 5.0
 _LAST_LINES = 20
 # The most bytes of a line; what is longer is split.
 _LINE = 1 << 16
+# The seconds between two looks at the processes.
+_LOOK = 0.02
 
 _libc = ctypes.CDLL(None)
 
@@ -75,15 +78,20 @@ class Processes:
     Args:
         starts: the processes to start.
         grace: the seconds that they may take to end when they are told to.
+        told: the list of `told_to_end`.
     """
 
-    def __init__(self, starts: Sequence[Start], grace: float) -> None:
+    def __init__(self, starts: Sequence[Start], grace: float, told: Sequence[int]) -> None:
         self._starts = starts
         self._grace = grace
+        self._told = told
+        self._is_read = True  # by the reader of this process's own output
         self._lock = threading.Lock()
         self._last = [collections.deque[bytes](maxlen=_LAST_LINES) for _ in starts]
         self._processes: list[subprocess.Popen[bytes]] = []
         self._readers: list[threading.Thread] = []
+        # If it is ignored, as some programs that start this one leave it, there are no exit codes.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         try:
             # All before the threads: a process must not be forked beside them.
             for start in starts:
@@ -112,35 +120,51 @@ class Processes:
                     process.stdin.flush()
 
     def wait(self, stop: Callable[[], bool] = lambda: False) -> Failure | None:
-        """Waits for all, or until one fails or stop() is true; ends them; returns the failure."""
+        """Waits for all; then ends what they have started; returns the first failure.
+
+        Ends all of them when one fails, when this process is told to end, or when stop() is true.
+
+        Raises:
+            BrokenPipeError: nobody reads the output any more, which also ends all of them.
+        """
         failed, end = None, float("inf")
-        while not stop():
-            codes = [process.poll() for process in self._processes]
+        while not self._told and not stop() and self._is_read:
+            codes = [_exit_code(process) for process in self._processes]
             if failed is None and any(codes):
                 failed = next(number for number, code in enumerate(codes) if code)
                 end = time.monotonic() + _PATIENCE
             if None not in codes or time.monotonic() > end:
                 break
-            time.sleep(0.02)
-        self.end()
-        if failed is None:
-            return None
-        code = int(self._processes[failed].returncode)
-        return Failure(self._starts[failed].name, code, list(self._last[failed]))
+            time.sleep(_LOOK)
+        interrupted = self._told and self._told[0] == signal.SIGINT
+        self.end(signal.SIGINT if interrupted else signal.SIGTERM)
+        if failed is not None:
+            code = int(self._processes[failed].returncode)
+            return Failure(self._starts[failed].name, code, list(self._last[failed]))
+        if not self._is_read:
+            write(sys.stderr, b"the ranks were ended: nobody reads their output any more\n")
+            raise BrokenPipeError
+        return None
 
-    def end(self, *signals: signal.Signals) -> None:
-        """Ends the processes that still run: by each signal, and at last by SIGKILL."""
+    def end(self, first: signal.Signals = signal.SIGTERM) -> None:
+        """Ends the processes that still run: by the signal, then SIGTERM, and at last SIGKILL.
+
+        Another Ctrl-C kills them at once.
+        """
         for process in self._processes:
             if process.stdin is not None:
                 with contextlib.suppress(OSError):
                     process.stdin.close()
-        for each in signals or (signal.SIGTERM,):
-            self._signal(each, lambda process: process.stdin is None)
-            end = time.monotonic() + self._grace
-            while any(process.poll() is None for process in self._processes):
-                if time.monotonic() > end:
-                    break
-                time.sleep(0.02)
+        interrupts = self._told.count(signal.SIGINT)
+        for each in dict.fromkeys((first, signal.SIGTERM)):
+            if self._told.count(signal.SIGINT) == interrupts:
+                self._signal(each, _has_no_input)
+                self._await_all(lambda: self._told.count(signal.SIGINT) > interrupts)
+        self._signal(signal.SIGKILL, _has_no_input)
+        if self._told.count(signal.SIGINT) > interrupts:
+            # One that has an input kills its own processes then.
+            self._signal(signal.SIGINT, lambda process: not _has_no_input(process))
+            self._await_all(lambda: False)
         self._signal(signal.SIGKILL)
         for process in self._processes:
             process.wait()
@@ -148,10 +172,17 @@ class Processes:
         for reader in self._readers:
             reader.join(max(0.0, end - time.monotonic()))
 
+    def _await_all(self, stop: Callable[[], bool]) -> None:
+        end = time.monotonic() + self._grace
+        while any(_exit_code(process) is None for process in self._processes):
+            if stop() or time.monotonic() > end:
+                break
+            time.sleep(_LOOK)
+
     def _signal(
         self,
         number: signal.Signals,
-        which: Callable[[subprocess.Popen[bytes]], bool] = lambda process: True,
+        which: Callable[[subprocess.Popen[bytes]], bool] = lambda _: True,
     ) -> None:
         for process in filter(which, self._processes):
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -159,9 +190,12 @@ class Processes:
                 os.killpg(process.pid, signal.SIGCONT)  # a stopped process acts on it then
 
     def _copy(self, number: int, source: IO[bytes], to: Any) -> None:
-        rest = b""
+        rest, after_return = b"", False
         while piece := os.read(source.fileno(), _LINE):
-            *lines, rest = (rest + piece).replace(b"\r", b"\n").split(b"\n")
+            text = piece[1:] if after_return and piece.startswith(b"\n") else piece
+            after_return = piece.endswith(b"\r")
+            text = text.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+            *lines, rest = (rest + text).split(b"\n")
             if len(rest) > _LINE:
                 lines, rest = [*lines, rest], b""
             self._show(number, lines, to)
@@ -173,31 +207,65 @@ class Processes:
             for line in lines:
                 if line:
                     self._last[number].append(line)
-                write(to, prefix + line + b"\n")
+                if not write(to, prefix + line + b"\n"):
+                    self._is_read = False
 
 
-def write(to: Any, text: bytes) -> None:
-    """Writes bytes as they are, whatever the encoding of the stream."""
-    with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+def write(to: Any, text: bytes) -> bool:
+    """Writes bytes as they are, whatever the encoding of the stream.
+
+    Returns:
+        False if the stream is a pipe that nobody reads any more. Other errors lose the text.
+    """
+    if to is None:  # the process was started with it closed
+        return True
+    try:
         to.flush()
-        to.buffer.write(text)
-        to.buffer.flush()
+        while text:
+            try:
+                text = text[os.write(to.fileno(), text) :]
+            except BlockingIOError:  # another process has set this for the file that they share
+                select.select([], [to.fileno()], [])
+    except BrokenPipeError:
+        return False
+    except (OSError, ValueError):
+        pass
+    return True
+
+
+def _has_no_input(process: subprocess.Popen[bytes]) -> bool:
+    return process.stdin is None
+
+
+def _exit_code(process: subprocess.Popen[bytes]) -> int | None:
+    """Returns the exit code as `Popen` has it, and None while the process runs.
+
+    Until `Popen.wait`, no other process or group can have its number.
+    """
+    if process.returncode is not None:
+        return int(process.returncode)
+    ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if ended is None:
+        return None
+    return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
 
 
 @contextlib.contextmanager
-def ended_by_sigterm() -> Iterator[None]:
-    """Lets SIGTERM raise SystemExit inside, so that the processes are ended, too."""
+def told_to_end() -> Iterator[list[int]]:
+    """Inside, SIGINT, SIGTERM and SIGHUP do not end this process; a list has those that came.
 
-    def end(number: int, _: Any) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, end)
+    What the process ignores, such as SIGHUP by nohup, it goes on to ignore.
+    """
+    told: list[int] = []
+    before = {}
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            before[number] = signal.signal(number, lambda came, _: told.append(came))
     try:
-        yield
+        yield told
     finally:
-        if signal.getsignal(signal.SIGTERM) is end:
-            signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _begin() -> None:
