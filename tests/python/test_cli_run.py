@@ -63,6 +63,27 @@ def test_a_program_that_is_no_script_of_python():
     assert sorted(ended.stdout.splitlines()) == ["[0] 0 of 2", "[1] 1 of 2"]
 
 
+def test_a_module(tmp_path, monkeypatch):
+    (tmp_path / "package of ranks").mkdir()
+    (tmp_path / "package of ranks" / "trains.py").write_text(SCRIPT)
+    monkeypatch.setenv(
+        "PYTHONPATH",
+        os.pathsep.join([str(tmp_path / "package of ranks"), os.environ.get("PYTHONPATH", "")]),
+    )
+    ended = run("-np", 1, "-m", "trains", "-m", "--grace")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.endswith("[0] -m --grace\n")
+
+
+def test_a_path_and_arguments_with_spaces(tmp_path, ssh):
+    path = tmp_path / "a folder" / "a script.py"
+    path.parent.mkdir()
+    path.write_text("import sys\nprint(sys.argv[1:])\n")
+    for hosts in ((), ("--hosts", "a", *ssh.arguments)):
+        ended = run("-np", 1, *hosts, path, "a  b", "$HOME", "'")
+        assert ended.stdout == "[0] ['a  b', '$HOME', \"'\"]\n", ended.stderr
+
+
 def test_the_first_failure_ends_all_and_is_shown_last(script):
     begin = time.monotonic()
     ended = run(
@@ -417,7 +438,11 @@ def is_running(pid):
         (("-np", 0, "x.py"), "-np must be 1 or more, got 0"),
         (("-np", 2), "no script is named"),
         (("-np", 2, "--"), "no script is named"),
+        (("-np", 2, "-m"), "no script is named"),
         (("-np", 2, "no_such_program"), "no_such_program"),
+        (("-np", 2, "--port", 70000, "x.py"), "--port must be in [0, 65535], got 70000"),
+        (("-np", 2, "--grace", -1, "x.py"), "--grace must be in [0, 1e9) seconds, got -1"),
+        (("-np", 2, "--grace", "nan", "x.py"), "--grace must be in [0, 1e9) seconds, got nan"),
         (("x.py",), "-np"),
     ],
 )

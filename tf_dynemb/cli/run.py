@@ -71,6 +71,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how long ranks may take to end after SIGTERM or Ctrl-C; default: 30",
     )
     parser.add_argument(
+        "-m",
+        action="store_true",
+        dest="is_module",
+        help="SCRIPT is the name of a module, as in `python -m`",
+    )
+    parser.add_argument(
         "script",
         nargs=argparse.REMAINDER,
         metavar="SCRIPT [ARGUMENT ...]",
@@ -89,8 +95,14 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError(f"-np must be 1 or more, got {options.ranks}.")
     if options.restart < 0:
         raise ValueError(f"--restart must be 0 or more, got {options.restart}.")
+    if not 0 <= options.port < 2**16:
+        raise ValueError(f"--port must be in [0, 65535], got {options.port}.")
+    if not 0 <= options.grace < 1e9:
+        raise ValueError(f"--grace must be in [0, 1e9) seconds, got {options.grace}.")
     if not command:
         raise ValueError("no script is named: tf-dynemb run -np 2 train.py")
+    if options.is_module:
+        command = [sys.executable, "-m", *command]
     hosts = _hosts(options.hosts, options.ranks) if options.hosts else []
     variables = _variables(options.variables)
     number = 0
