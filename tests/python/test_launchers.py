@@ -84,6 +84,7 @@ def test_launchers(environment, rank, size, host, port, mpi):
         {},
         {"RANK": "0", "WORLD_SIZE": "1"},
         {"RANK": "0"},
+        {"WORLD_SIZE": "1"},
         {"PMI_RANK": "0", "PMI_SIZE": "1"},
         # A script of sbatch is one process of a job with several tasks.
         {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "1"},
@@ -105,6 +106,9 @@ def test_one_process(environment):
         ({"RANK": "0", "WORLD_SIZE": "two"}, "WORLD_SIZE='two'"),
         ({"RANK": "2", "WORLD_SIZE": "2"}, "rank 2 of 2"),
         ({"RANK": "-1", "WORLD_SIZE": "2"}, "rank -1 of 2"),
+        ({"RANK": "1", "WORLD_SIZE": "1"}, "rank 1 of 1"),
+        ({"RANK": "0", "WORLD_SIZE": "0"}, "rank 0 of 0"),
+        ({"WORLD_SIZE": "2"}, "WORLD_SIZE='2' is set, and RANK"),
         ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "http"}, "MASTER_PORT='http'"),
         ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "65536"}, "MASTER_PORT=65536 leads to"),
         (

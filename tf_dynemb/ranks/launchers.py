@@ -50,15 +50,21 @@ def find(environment: Mapping[str, str]) -> Place | None:
         ValueError: a variable has no meaning; the message names it.
     """
     place = _of_tf_config(environment)
-    for launcher, rank, size, mpi in () if place else _VARIABLES:
+    if place is not None:
+        return place
+    for launcher, rank, size, mpi in _VARIABLES:
         if rank in environment and size in environment:
             numbers = _number(environment, rank), _number(environment, size)
+            if not 0 <= numbers[0] < numbers[1]:
+                raise ValueError(f"{launcher} says that this is rank {numbers[0]} of {numbers[1]}.")
             if numbers[1] > 1:
-                place = Place(*numbers, *_address(environment), launcher, mpi)
-                break
-    if place is not None and not 0 <= place.rank < place.size:
-        raise ValueError(f"{place.launcher} says that this is rank {place.rank} of {place.size}.")
-    return place
+                return Place(*numbers, *_address(environment), launcher, mpi)
+    if "RANK" not in environment and environment.get("WORLD_SIZE", "1") != "1":
+        raise ValueError(
+            f"WORLD_SIZE={environment['WORLD_SIZE']!r} is set, and RANK, which says which rank "
+            "this is, is not."
+        )
+    return None
 
 
 def _of_tf_config(environment: Mapping[str, str]) -> Place | None:
