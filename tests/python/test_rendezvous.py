@@ -125,6 +125,14 @@ def test_rank_0_does_not_come():
     assert "rank 0 does not answer at 127.0.0.1:" in str(error)
 
 
+def test_a_rank_says_early_that_rank_0_does_not_answer(monkeypatch, caplog):
+    """A wrong address is not silent until the timeout."""
+    monkeypatch.setattr(rendezvous, "_QUIET", 0.2)
+    meet(2, ranks=[1], timeout=1.0, host="no.such.host.invalid")
+    assert "rank 0 does not answer at no.such.host.invalid:" in caplog.text
+    assert "yet: " in caplog.text
+
+
 def test_a_rank_that_comes_late():
     port, results = free_port(), {}
 

@@ -27,7 +27,7 @@ from typing import Any
 _PATIENCE = 5.0
 # How long a poll may last: the system's longest is shorter than timeouts can be.
 _LONGEST = 1e6
-# The seconds after which rank 0 says for whom it waits.
+# The seconds after which a rank says for whom it waits.
 _QUIET = 10.0
 
 _log = logging.getLogger("tf_dynemb")
@@ -215,11 +215,14 @@ class Rendezvous:
             peer.send_bytes(json.dumps({"error": error, "late": late}).encode())
 
     def _connect(self, host: str, port: int) -> None:
+        begin = time.monotonic()
+        said = begin + _QUIET
         while True:
-            left = self._end - time.monotonic()
+            now = time.monotonic()
+            left = self._end - now
             try:
                 connected = socket.create_connection(
-                    (host, port), timeout=min(_LONGEST, max(0.001, left))
+                    (host, port), timeout=min(_QUIET, max(0.001, left))
                 )
                 # Before rank 0 listens, the system may connect a socket to itself.
                 if connected.getsockname() != connected.getpeername():
@@ -230,6 +233,9 @@ class Rendezvous:
                     raise TimeoutError(
                         f"rank 0 does not answer at {self._where} for {self._timeout:g} s: {error}"
                     ) from error
+                if now >= said:
+                    _log.warning("rank 0 does not answer at %s yet: %s", self._where, error)
+                    said = now + (now - begin)
             time.sleep(0.05)
         own = _plain(connected.getsockname()[0])
         peer = _connection(connected)
@@ -250,8 +256,8 @@ class Rendezvous:
         # On rank 0's machine this rank is where rank 0 is.
         self.address = of_root if _is_loopback(own) else own
 
-    def _poll(self, peer: Connection[Any, Any]) -> bool:
-        return peer.poll(min(_LONGEST, max(0.0, self._end - time.monotonic())))
+    def _poll(self, peer: Connection[Any, Any], more: float = 0.0) -> bool:
+        return peer.poll(min(_LONGEST, max(0.0, self._end + more - time.monotonic())))
 
     def _send(self, other: int, message: Mapping[str, Any]) -> None:
         with contextlib.suppress(OSError):  # its end is an error of the next _receive
@@ -260,7 +266,8 @@ class Rendezvous:
     def _receive(self, other: int) -> dict[str, Any]:
         peer = self._peers[other]
         try:
-            if not self._poll(peer):
+            # Rank 0 has waited as long, and is about to say who has not come.
+            if not self._poll(peer, _PATIENCE if other == 0 else 0.0):
                 raise TimeoutError(f"rank {other} has said nothing for {self._timeout:g} s")
             message: dict[str, Any] = json.loads(peer.recv_bytes())
         except TimeoutError:
