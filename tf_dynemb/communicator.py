@@ -18,9 +18,11 @@ import abc
 import contextlib
 import contextvars
 import json
+import os
 import re
 import sys
 import types
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -29,6 +31,10 @@ import tensorflow as tf
 from tensorflow.python.framework import kernels, op_def_registry
 
 from tf_dynemb import _ops
+
+# The environment variable with what all ranks of a job know, and others do not. `tf-dynemb run`
+# sets it.
+SECRET = "TF_DYNEMB_RANKS_SECRET"
 
 INSTALL = (
     "Horovod 0.28.1 must be built from its source for TensorFlow 2.21: in a checkout of tf_dynemb "
@@ -279,6 +285,18 @@ def get() -> Communicator:
     if _horovod is None or (_horovod.rank, _horovod.size) != (horovod.rank(), horovod.size()):
         _horovod = _Horovod(horovod)
     return _horovod
+
+
+def warn_if_not_joined() -> None:
+    """Warns if `tf-dynemb run` has started several ranks, and this one has not called `init`."""
+    size = os.environ.get("WORLD_SIZE", "1")
+    if SECRET not in os.environ or size == "1" or _is_alone.get() or get() is not LOCAL:
+        return
+    warnings.warn(
+        f"This is rank {os.environ.get('RANK')} of {size}, and it makes a table before "
+        "tf_dynemb.init(): it trains alone.",
+        stacklevel=2,
+    )
 
 
 def use(comm: Communicator | None) -> None:

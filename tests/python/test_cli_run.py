@@ -339,6 +339,15 @@ def test_no_other_process_has_the_number_of_a_rank_that_has_ended(script, tmp_pa
     assert ended.returncode == 0, ended.stderr
 
 
+def test_a_script_that_does_not_call_init(script):
+    path = script("import tf_dynemb as de\nde.DynamicVariable(2)\n")
+    ended = run("-np", 2, path)
+    assert ended.returncode == 0, ended.stderr
+    for rank in range(2):
+        assert f"This is rank {rank} of 2, and it makes a table before" in ended.stderr
+    assert "trains alone" not in run("-np", 1, path).stderr
+
+
 def test_a_script_that_saves_when_it_is_ended(script, tmp_path):
     path = script(
         "import pathlib, signal, time\n"

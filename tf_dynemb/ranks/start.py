@@ -8,13 +8,12 @@ import warnings
 from typing import Any
 
 from tf_dynemb import communicator
+from tf_dynemb.communicator import SECRET
 from tf_dynemb.ranks.gpus import choose_gpu, use_nccl
 from tf_dynemb.ranks.launchers import Place, find, job, split_address
 from tf_dynemb.ranks.operators import Operators, find_mpi, over_gloo, over_mpi
 
 ENGINES = ("gloo", "mpi", "nccl", "horovod")
-# The environment variable with what all ranks of a job know, and others do not.
-SECRET = "TF_DYNEMB_RANKS_SECRET"
 
 _log = logging.getLogger("tf_dynemb")
 

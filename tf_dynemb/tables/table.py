@@ -113,6 +113,7 @@ class Table:
                     "max_dram_for_vectors=0 leaves rows in memory to a GPU, and no GPU is used."
                 )
             self._check_admission(options)
+            communicator.warn_if_not_joined()
             comm = communicator.get()
             ranks = _ranks_of(mode)
             if seed is None:
