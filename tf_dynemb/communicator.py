@@ -42,6 +42,10 @@ INSTALL = (
     ".venv; docs/scaling.md says more."
 )
 
+# The environment variables that name the files for TLS between ranks: the certificate of this rank,
+# its key, and the certificate of the authority that has signed those of all ranks.
+TLS_VARIABLES = tuple(f"TF_DYNEMB_RANKS_TLS_{file}" for file in ("CERTIFICATE", "KEY", "CA"))
+
 
 class Communicator(abc.ABC):
     """A group of ranks. Tensors can be symbolic: operations work in a `tf.function`.
@@ -283,6 +287,7 @@ def get() -> Communicator:
     if _is_alone.get():
         return LOCAL
     if _horovod is None or (_horovod.rank, _horovod.size) != (horovod.rank(), horovod.size()):
+        refuse_tls("horovod")
         _horovod = _Horovod(horovod)
     return _horovod
 
@@ -305,12 +310,28 @@ def use(comm: Communicator | None) -> None:
     _joined = comm
 
 
+def refuse_tls(engine: str) -> None:
+    """Ensures that no encryption was asked for, which the ranks of an engine would not have.
+
+    Raises:
+        ValueError: one of TLS_VARIABLES is set; the message names it.
+    """
+    given = [name for name in TLS_VARIABLES if os.environ.get(name)]
+    if given:
+        raise ValueError(
+            f"{', '.join(given)} would have no effect: {engine!r} does not encrypt what ranks send "
+            "each other. init('gloo') does; or unset the variables."
+        )
+
+
 def horovod_ranks() -> None:
     """Imports and initializes Horovod.
 
     Raises:
         ImportError: it is not installed; the message says how to install it.
+        ValueError: TLS was asked for.
     """
+    refuse_tls("horovod")
     try:
         import horovod.tensorflow as horovod
     except ImportError as error:

@@ -13,6 +13,7 @@
 #include <thread>
 #include <utility>
 
+#include "cc/ranks/tls_transport.h"
 #include "gloo/transport/tcp/context.h"
 #include "gloo/transport/tcp/device.h"
 #include "gloo/transport/tcp/unbound_buffer.h"
@@ -93,9 +94,11 @@ class GlooWire::Buffer : public gloo::transport::tcp::UnboundBuffer {
 
 class GlooWire::Mesh {
  public:
-  Mesh(int rank, int size, const std::string& host, std::chrono::milliseconds timeout)
+  Mesh(int rank, int size, const std::string& host, std::chrono::milliseconds timeout,
+       std::shared_ptr<const Tls> tls)
       : device_(gloo::transport::tcp::CreateDevice(gloo::transport::tcp::attr(host.c_str()))),
-        context_(device_->createContext(rank, size)) {
+        context_(tls == nullptr ? device_->createContext(rank, size)
+                                : MakeTlsContext(device_, rank, size, std::move(tls))) {
     // Gloo waits five times as long for a connection.
     context_->setTimeout(timeout / 5);
   }
@@ -147,14 +150,15 @@ Status GlooWire::CheckProcess() const {
 }
 
 Status GlooWire::Listen(int rank, int size, const std::string& host,
-                        std::chrono::milliseconds timeout, std::unique_ptr<GlooWire>* wire) {
+                        std::chrono::milliseconds timeout, std::shared_ptr<const Tls> tls,
+                        std::unique_ptr<GlooWire>* wire) {
   std::unique_ptr<GlooWire> made(new GlooWire(rank, size, timeout));
   const std::string on = "rank " + std::to_string(rank) + " cannot listen at '" + host + "': ";
   std::string address;
   const Status resolved = Resolve(host, &address);
   if (!resolved.ok()) return Internal(on + resolved.message());
   try {
-    made->mesh_ = std::make_unique<Mesh>(rank, size, address, timeout);
+    made->mesh_ = std::make_unique<Mesh>(rank, size, address, timeout, std::move(tls));
     for (int r = 0; r < size; ++r) {
       if (r != rank)
         made->addresses_[static_cast<size_t>(r)] = made->mesh_->Listen(r) + DrawToken();

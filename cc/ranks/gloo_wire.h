@@ -2,7 +2,8 @@
 //
 // The group forms in two steps, between which the caller gives the addresses of each rank to all
 // others by any means (tf_dynemb's rendezvous). An address has a token, drawn for one other rank:
-// whatever connects must show it before it is a rank, and a port accepts one connection.
+// whatever connects must show it before it is a rank, and a port accepts one connection. With TLS
+// (tls.h) it shows a certificate before that.
 //
 // Failure. Gloo says which connection is closed, and not why. A rank that gives up therefore sends
 // its reason to all others, and then closes its connections; those that see them close report that
@@ -21,6 +22,7 @@
 #include <string>
 #include <vector>
 
+#include "cc/ranks/tls.h"
 #include "cc/ranks/wire.h"
 
 namespace dynemb {
@@ -28,9 +30,11 @@ namespace dynemb {
 class GlooWire : public Wire {
  public:
   // Listens at `host`, a name or an address of this machine by which the other ranks can reach it.
-  // Internal says what the system refuses.
+  // The connections are encrypted if `tls` is not null; it must be so on all ranks. Internal says
+  // what the system refuses.
   static Status Listen(int rank, int size, const std::string& host,
-                       std::chrono::milliseconds timeout, std::unique_ptr<GlooWire>* wire);
+                       std::chrono::milliseconds timeout, std::shared_ptr<const Tls> tls,
+                       std::unique_ptr<GlooWire>* wire);
   ~GlooWire() override;
 
   // The address that each rank connects to, by its number; "" for this rank.

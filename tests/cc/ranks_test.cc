@@ -1,17 +1,19 @@
-// The contract of Group, for ranks that are threads, each with a wire over Gloo.
+// The contract of Group, for ranks that are threads, each with a wire over Gloo, with and without
+// TLS.
 #include <gtest/gtest.h>
-#include <signal.h>
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <numeric>
 #include <random>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 #include "cc/ranks/group.h"
@@ -26,9 +28,8 @@ using std::chrono::milliseconds;
 
 class Ranks {
  public:
-  explicit Ranks(int size, milliseconds timeout = std::chrono::seconds(60)) {
-    signal(SIGPIPE, SIG_IGN);  // as in Python
-    for (auto& wire : Connected(size, timeout)) {
+  Ranks(Sockets sockets, int size, milliseconds timeout = std::chrono::seconds(60)) {
+    for (auto& wire : Connected(sockets, size, timeout)) {
       groups_.push_back(std::make_unique<Group>(std::move(wire)));
     }
   }
@@ -88,11 +89,19 @@ std::string SliceOf(uint64_t seed, int number, int from, int to, size_t row_byte
   return bytes;
 }
 
-class RanksTest : public testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Sizes, RanksTest, testing::Values(1, 2, 3, 4, 7));
+class RanksTest : public OverSockets<std::tuple<Sockets, int>> {
+ protected:
+  int size() const { return std::get<int>(GetParam()); }
+};
+INSTANTIATE_TEST_SUITE_P(Plain, RanksTest,
+                         testing::Combine(testing::Values(Sockets::kPlain),
+                                          testing::Values(1, 2, 3, 4, 7)));
+INSTANTIATE_TEST_SUITE_P(Tls, RanksTest,
+                         testing::Combine(testing::Values(Sockets::kTls),
+                                          testing::Values(1, 2, 3, 4, 7)));
 
 TEST_P(RanksTest, RandomAlltoallsBringEachSliceToItsRank) {
-  Ranks ranks(GetParam());
+  Ranks ranks(sockets(), size());
   const size_t n = Longer(kSanitized ? 20 : 60);
   ranks.Run([&](int r) {
     for (int number = 0; number < static_cast<int>(n); ++number) {
@@ -117,7 +126,7 @@ TEST_P(RanksTest, RandomAlltoallsBringEachSliceToItsRank) {
 }
 
 TEST_P(RanksTest, OperationsOfOtherNamesRunInAnyOrder) {
-  Ranks ranks(GetParam());
+  Ranks ranks(sockets(), size());
   constexpr int kNames = 6;
   ranks.Run([&](int r) {
     std::vector<int> order(kNames);
@@ -147,11 +156,15 @@ TEST_P(RanksTest, OperationsOfOtherNamesRunInAnyOrder) {
   });
 }
 
+using RandomCollectivesTest = OverSockets<Sockets>;
+INSTANTIATE_TEST_SUITE_P(Sockets, RandomCollectivesTest,
+                         testing::Values(Sockets::kPlain, Sockets::kTls), NameOf);
+
 // Random operations of four ranks, in three threads of each; all results are those of a model.
-TEST(RandomCollectivesTest, FourRanksInThreads) {
+TEST_P(RandomCollectivesTest, FourRanksInThreads) {
   constexpr int kThreads = 3;
   const size_t per_thread = Longer(kSanitized ? 60 : 300);
-  Ranks ranks(4);
+  Ranks ranks(sockets(), 4);
   const auto run = [&](int r, int thread) {
     const auto size = static_cast<size_t>(ranks.size());
     std::mt19937_64 random(static_cast<uint64_t>(thread));  // the same on all ranks
@@ -208,7 +221,7 @@ TEST(RandomCollectivesTest, FourRanksInThreads) {
 }
 
 TEST_P(RanksTest, BroadcastHasTheBytesOfTheRoot) {
-  Ranks ranks(GetParam());
+  Ranks ranks(sockets(), size());
   ranks.Run([&](int r) {
     for (int root = 0; root < ranks.size(); ++root) {
       for (const size_t bytes : {size_t{0}, size_t{1}, size_t{100'000}}) {
@@ -224,7 +237,7 @@ TEST_P(RanksTest, BroadcastHasTheBytesOfTheRoot) {
 
 // The sum in the order of ranks, for numbers whose sum depends on the order.
 TEST_P(RanksTest, SumsAreInTheOrderOfRanks) {
-  Ranks ranks(GetParam());
+  Ranks ranks(sockets(), size());
   for (const size_t n : {size_t{0}, size_t{1}, size_t{5}, size_t{3000}, size_t{100'001}}) {
     const auto value = [&](int r, size_t i) {
       uint64_t bits = (i * 31 + static_cast<size_t>(r) + 1) * 0x9e3779b97f4a7c15u;
@@ -250,7 +263,7 @@ TEST_P(RanksTest, SumsAreInTheOrderOfRanks) {
 }
 
 TEST_P(RanksTest, SumsOfEveryType) {
-  Ranks ranks(GetParam());
+  Ranks ranks(sockets(), size());
   ranks.Run([&](int r) {
     const auto size = static_cast<size_t>(ranks.size());
     std::vector<int32_t> wrapped{2147483647, r};
@@ -275,8 +288,12 @@ TEST_P(RanksTest, SumsOfEveryType) {
   });
 }
 
-TEST(RanksErrorTest, AnnouncementsThatDoNotFitAreNamedAndTheGroupGoesOn) {
-  Ranks ranks(3);
+using RanksErrorTest = OverSockets<Sockets>;
+INSTANTIATE_TEST_SUITE_P(Sockets, RanksErrorTest, testing::Values(Sockets::kPlain, Sockets::kTls),
+                         NameOf);
+
+TEST_P(RanksErrorTest, AnnouncementsThatDoNotFitAreNamedAndTheGroupGoesOn) {
+  Ranks ranks(sockets(), 3);
   ranks.Run([&](int r) {
     std::string received;
     const size_t row_bytes = r == 1 ? 16 : 8;
@@ -297,35 +314,35 @@ TEST(RanksErrorTest, AnnouncementsThatDoNotFitAreNamedAndTheGroupGoesOn) {
   });
 }
 
-TEST(RanksErrorTest, ARankThatDoesNotCallIsNamedOnAllOthers) {
-  Ranks ranks(3, milliseconds(500));
+TEST_P(RanksErrorTest, ARankThatDoesNotCallIsNamedOnAllOthers) {
+  Ranks ranks(sockets(), 3, milliseconds(2000));
   ranks.Run([&](int r) {
     if (r == 2) return;
     std::string received;
     const Status status = Allgather(&ranks[r], {"all"}, "x", 1, 1, &received);
     EXPECT_EQ(status.code(), Code::kInternal);
     EXPECT_NE(status.message().find("allgather 'all' on rank "), std::string::npos);
-    EXPECT_NE(status.message().find(": rank 2 has sent nothing for 0.5 s"), std::string::npos)
+    EXPECT_NE(status.message().find(": rank 2 has sent nothing for 2 s"), std::string::npos)
         << status.message();
     // The first failure stays.
     EXPECT_EQ(Allgather(&ranks[r], {"next"}, "x", 1, 1, &received).message(), status.message());
   });
 }
 
-TEST(RanksErrorTest, RanksThatCallOtherOperationsNameEachOther) {
-  Ranks ranks(2, milliseconds(500));
+TEST_P(RanksErrorTest, RanksThatCallOtherOperationsNameEachOther) {
+  Ranks ranks(sockets(), 2, milliseconds(2000));
   ranks.Run([&](int r) {
     std::string received;
     const Status status = Allgather(&ranks[r], {r == 0 ? "first" : "second"}, "x", 1, 1, &received);
     EXPECT_EQ(status.code(), Code::kInternal);
-    EXPECT_NE(status.message().find("has sent nothing for 0.5 s"), std::string::npos)
+    EXPECT_NE(status.message().find("has sent nothing for 2 s"), std::string::npos)
         << status.message();
   });
 }
 
 // Rank 0 waits for rank 1, which waits for rank 2: both name rank 2.
-TEST(RanksErrorTest, TheReasonOfANeighbourThatGaveUpIsPassedOn) {
-  Ranks ranks(3, milliseconds(1000));
+TEST_P(RanksErrorTest, TheReasonOfANeighbourThatGaveUpIsPassedOn) {
+  Ranks ranks(sockets(), 3, milliseconds(2000));
   ranks.Run([&](int r) {
     if (r == 2) return;
     std::string received;
@@ -337,8 +354,8 @@ TEST(RanksErrorTest, TheReasonOfANeighbourThatGaveUpIsPassedOn) {
   });
 }
 
-TEST(RanksErrorTest, ARankThatEndsIsNamedAtOnce) {
-  Ranks ranks(3);
+TEST_P(RanksErrorTest, ARankThatEndsIsNamedAtOnce) {
+  Ranks ranks(sockets(), 3);
   const auto begin = std::chrono::steady_clock::now();
   ranks.Run([&](int r) {
     if (r == 1) {
@@ -355,8 +372,8 @@ TEST(RanksErrorTest, ARankThatEndsIsNamedAtOnce) {
 }
 
 // Rank 0 waits for rank 2 first, and rank 1 has ended.
-TEST(RanksErrorTest, ARankThatEndsIsNamedWhileAnotherOneIsLate) {
-  Ranks ranks(3);
+TEST_P(RanksErrorTest, ARankThatEndsIsNamedWhileAnotherOneIsLate) {
+  Ranks ranks(sockets(), 3);
   ranks.Run([&](int r) {
     if (r == 1) return ranks.End(1);
     if (r == 2) return;
@@ -368,9 +385,9 @@ TEST(RanksErrorTest, ARankThatEndsIsNamedWhileAnotherOneIsLate) {
 }
 
 // The last operation of ranks of which one ends sooner.
-TEST(RanksErrorTest, ARankThatEndsAfterItsPartIsNoFailure) {
+TEST_P(RanksErrorTest, ARankThatEndsAfterItsPartIsNoFailure) {
   for (int round = 0; round < 5; ++round) {
-    Ranks ranks(3);
+    Ranks ranks(sockets(), 3);
     ranks.Run([&](int r) {
       std::string received;
       if (r == 2) std::this_thread::sleep_for(milliseconds(250));
@@ -381,8 +398,8 @@ TEST(RanksErrorTest, ARankThatEndsAfterItsPartIsNoFailure) {
   }
 }
 
-TEST(RanksErrorTest, LeavingEndsTheOperationsOfThisRankAndOfOthers) {
-  Ranks ranks(2);
+TEST_P(RanksErrorTest, LeavingEndsTheOperationsOfThisRankAndOfOthers) {
+  Ranks ranks(sockets(), 2);
   std::thread leaves([&] {
     std::this_thread::sleep_for(milliseconds(200));
     ranks[0].Leave();
@@ -397,8 +414,8 @@ TEST(RanksErrorTest, LeavingEndsTheOperationsOfThisRankAndOfOthers) {
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(30));
 }
 
-TEST(RanksErrorTest, TwoOperationsOfOneNameAtTheSameTime) {
-  Ranks ranks(2, std::chrono::seconds(60));
+TEST_P(RanksErrorTest, TwoOperationsOfOneNameAtTheSameTime) {
+  Ranks ranks(sockets(), 2, std::chrono::seconds(60));
   std::thread first([&] {
     std::string received;
     EXPECT_TRUE(Allgather(&ranks[0], {"same"}, "x", 1, 1, &received).ok());
@@ -412,8 +429,8 @@ TEST(RanksErrorTest, TwoOperationsOfOneNameAtTheSameTime) {
   first.join();
 }
 
-TEST(RanksErrorTest, DataOfAnotherFormAreRefused) {
-  Ranks ranks(2);
+TEST_P(RanksErrorTest, DataOfAnotherFormAreRefused) {
+  Ranks ranks(sockets(), 2);
   ranks.Run([&](int r) {
     std::string received;
     const Group::Operation operation{"g", 0, r == 0 ? "float" : "int32"};
@@ -425,8 +442,8 @@ TEST(RanksErrorTest, DataOfAnotherFormAreRefused) {
 }
 
 // The rows of rank 0 for rank 1 are too many for an announcement; rank 1 has no memory for them.
-TEST(RanksErrorTest, AResultWithoutMemory) {
-  Ranks ranks(2);
+TEST_P(RanksErrorTest, AResultWithoutMemory) {
+  Ranks ranks(sockets(), 2);
   const std::string data(1 << 20, 'x');
   ranks.Run([&](int r) {
     const Status status =
@@ -439,8 +456,8 @@ TEST(RanksErrorTest, AResultWithoutMemory) {
   });
 }
 
-TEST(RanksErrorTest, WrongArgumentsOfOneRankAreAnErrorOfAll) {
-  Ranks ranks(3);
+TEST_P(RanksErrorTest, WrongArgumentsOfOneRankAreAnErrorOfAll) {
+  Ranks ranks(sockets(), 3);
   ranks.Run([&](int r) {
     std::string received;
     std::vector<int64_t> counts;
@@ -460,7 +477,7 @@ TEST(RanksErrorTest, WrongArgumentsOfOneRankAreAnErrorOfAll) {
 
 // About the most bytes that an announcement has room for, with any number of ranks.
 TEST_P(RanksTest, SlicesOfAnyLengthNearThatOfAnAnnouncement) {
-  Ranks ranks(GetParam());
+  Ranks ranks(sockets(), size());
   std::vector<int64_t> lengths;
   for (const int64_t most : {128, 9360, 16 << 10}) {
     for (int64_t n = most - 2; n <= most + 2; ++n) lengths.push_back(n);
@@ -487,6 +504,20 @@ TEST_P(RanksTest, SlicesOfAnyLengthNearThatOfAnAnnouncement) {
       ASSERT_TRUE(ranks[r].Broadcast({"near"}, 0, bytes.data(), bytes.size()).ok());
       ASSERT_EQ(bytes, std::string(bytes.size(), 'a'));
     }
+  });
+}
+
+// Ranks that wait until the other one has taken what they send would wait without end.
+TEST_P(RanksErrorTest, RanksThatSendEachOtherMoreThanTheSystemKeeps) {
+  Ranks ranks(sockets(), 2);
+  const size_t bytes = 32 << 20;
+  ranks.Run([&](int r) {
+    const std::string data(2 * bytes, static_cast<char>('a' + r));
+    std::string received;
+    std::vector<int64_t> counts;
+    const Status status = Alltoall(&ranks[r], {"large"}, data, {1, 1}, bytes, &received, &counts);
+    ASSERT_TRUE(status.ok()) << status.message();
+    EXPECT_EQ(received, std::string(bytes, 'a') + std::string(bytes, 'b'));
   });
 }
 

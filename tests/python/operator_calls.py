@@ -316,8 +316,10 @@ def calls_of_ranks():
         Call(
             "ranks_listen",
             {"host": scalar("host", text), "rank": scalar(0, i32), "size": scalar(1, i32),
-             "timeout": timeout},
-            [[], [None]],
+             "timeout": timeout, "tls": Spec(text, [None], "no_tls")},
+            [[], [None]], wrong_shapes=[("tls", [])],
+            wrong_values=[("tls", np.array(["a"]), "tls must be empty, or a library"),
+                          ("tls", np.array(["", "/no", "/no", "/no"]), "'/no' cannot be used")],
         ),
         Call(
             "ranks_connect",

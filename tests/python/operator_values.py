@@ -101,11 +101,12 @@ VALUES = {
     "descriptor": lambda v: published(v.folder),
     "snapshots": lambda v: os.path.join(v.folder, "snapshots"),
     # A group of one rank, whose operations need no other.
-    "listening": lambda _: ops.dynemb_ranks_listen("127.0.0.1", 0, 1, 5.0),
+    "no_tls": lambda _: tf.constant([], tf.string),
+    "listening": lambda v: listening(v),
     "new_group": lambda v: v.listening.group,
     "addresses": lambda v: v.listening.addresses,
-    "group": lambda _: connected(*ops.dynemb_ranks_listen("127.0.0.1", 0, 1, 5.0)),
-    "left_group": lambda _: connected(*ops.dynemb_ranks_listen("127.0.0.1", 0, 1, 5.0)),
+    "group": lambda v: connected(*listening(v)),
+    "left_group": lambda v: connected(*listening(v)),
     # An exchange, in which the other rank has asked for as many rows.
     "routed": lambda v: ops.dynemb_route(
         [v.keys] * v.tables, N=v.tables, tables=range(v.tables), owners=[-1] * v.tables,
@@ -141,6 +142,10 @@ def flushed(table, folder):
 def opened(table, descriptor):
     ops.dynemb_open_served_table(table, descriptor)
     return table
+
+
+def listening(v):
+    return ops.dynemb_ranks_listen("127.0.0.1", 0, 1, 5.0, v.no_tls)
 
 
 def connected(group, addresses):

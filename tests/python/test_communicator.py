@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import types
 
+import certificates
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -171,7 +172,8 @@ def engines(monkeypatch):
     monkeypatch.setattr(start, "over_gloo", engine("gloo"))
     monkeypatch.setattr(start, "over_mpi", engine("mpi"))
     monkeypatch.setattr(start, "find_mpi", lambda environment: "libmpi.so.12")
-    monkeypatch.delenv(start.SECRET, raising=False)
+    for name in (start.SECRET, *communicator.TLS_VARIABLES):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     monkeypatch.delenv("MASTER_PORT", raising=False)
     return calls
@@ -186,7 +188,7 @@ def test_named_ranks_meet_by_gloo(engines, monkeypatch, caplog):
     started(monkeypatch, RANK="0", WORLD_SIZE="7")  # the arguments go before a launcher's variables
     caplog.set_level("INFO", "tf_dynemb")
     de.init(rank=1, size=np.int64(2), address="h:123", timeout=5)
-    assert engines == [("gloo", 1, 2, "h", 123, 5.0, None, "")]
+    assert engines == [("gloo", 1, 2, "h", 123, 5.0, None, "", None)]
     assert isinstance(communicator.get(), Joined)
     assert "rank 0 of 2, from the arguments of init; by Gloo, met at h:123" in caplog.text
     with communicator.alone():
@@ -197,7 +199,7 @@ def test_launched_ranks(engines, monkeypatch):
     started(monkeypatch, RANK="1", WORLD_SIZE="4", MASTER_ADDR="m", MASTER_PORT="7")
     started(monkeypatch, TF_DYNEMB_RANKS_SECRET="s")
     de.init()
-    assert engines == [("gloo", 1, 4, "m", 7, 600.0, "s", "")]
+    assert engines == [("gloo", 1, 4, "m", 7, 600.0, "s", "", None)]
 
 
 @pytest.mark.parametrize("tool", [None, "mpi"])
@@ -219,7 +221,7 @@ def test_the_job_is_that_of_the_launcher(engines, monkeypatch):
     started(monkeypatch, SLURM_PROCID="0", SLURM_STEP_NUM_TASKS="2", SLURM_JOB_ID="3001")
     started(monkeypatch, SLURM_STEP_ID="1", SLURM_STEP_NODELIST="n[1-2]")
     de.init()
-    assert engines == [("gloo", 0, 2, "n1", 29502, 600.0, None, "3001 1")]
+    assert engines == [("gloo", 0, 2, "n1", 29502, 600.0, None, "3001 1", None)]
 
 
 def test_ranks_of_mpiexec_without_its_library(engines, monkeypatch):
@@ -228,13 +230,13 @@ def test_ranks_of_mpiexec_without_its_library(engines, monkeypatch):
     with pytest.raises(RuntimeError, match=r"init\('mpi'\): no MPI library.*TF_DYNEMB_MPI"):
         de.init("mpi")
     de.init()
-    assert engines == [("gloo", 1, 4, "127.0.0.1", 29500, 600.0, None, "")]
+    assert engines == [("gloo", 1, 4, "127.0.0.1", 29500, 600.0, None, "", None)]
 
 
 def test_ranks_of_horovodrun_by_another_engine(engines, monkeypatch):
     started(monkeypatch, HOROVOD_RANK="1", HOROVOD_SIZE="2")
     de.init("gloo")
-    assert engines == [("gloo", 1, 2, "127.0.0.1", 29500, 600.0, None, "")]
+    assert engines == [("gloo", 1, 2, "127.0.0.1", 29500, 600.0, None, "", None)]
 
 
 def test_ranks_of_mpiexec_that_do_not_meet(engines, monkeypatch):
@@ -255,7 +257,7 @@ def test_nccl_is_beside_another_engine(engines, monkeypatch):
     used = []
     monkeypatch.setattr(start, "use_nccl", lambda comm, required: used.append(required))
     de.init("nccl")
-    assert engines == [("gloo", 1, 2, "127.0.0.1", 29500, 600.0, None, "")]
+    assert engines == [("gloo", 1, 2, "127.0.0.1", 29500, 600.0, None, "", None)]
     assert used == [True]
     with pytest.raises(RuntimeError, match=r"init\('nccl'\): this process has joined.*'gloo'"):
         de.init("nccl")  # use_nccl has done nothing here
@@ -267,6 +269,18 @@ def test_nccl_is_beside_another_engine(engines, monkeypatch):
     assert used == [True, False]
 
 
+def test_nccl_with_tls(engines, monkeypatch, tmp_path):
+    """NCCL would send what was to be encrypted as it is."""
+    files = certificates.Authority(tmp_path / "ca").rank()
+    started(monkeypatch, RANK="1", WORLD_SIZE="2", **certificates.variables(files))
+    monkeypatch.setattr(start, "use_nccl", lambda *_: pytest.fail("NCCL is used"))
+    with pytest.raises(ValueError, match=r"TLS_CERTIFICATE.* would have no effect: 'nccl'"):
+        de.init("nccl")
+    assert engines == []
+    de.init()
+    assert len(engines) == 1
+
+
 def test_nccl_without_a_gpu_is_an_error(engines, monkeypatch):
     left = []
     monkeypatch.setattr(Joined, "leave", lambda self: left.append(self))
@@ -276,6 +290,50 @@ def test_nccl_without_a_gpu_is_an_error(engines, monkeypatch):
         de.init("nccl")
     assert len(left) == 1
     assert communicator.get() is communicator.LOCAL
+
+
+def test_ranks_with_tls(engines, monkeypatch, caplog, tmp_path):
+    files = certificates.Authority(tmp_path / "ca").rank()
+    started(monkeypatch, RANK="1", WORLD_SIZE="4", **certificates.variables(files))
+    caplog.set_level("INFO", "tf_dynemb")
+    de.init()
+    ((*_, encryption),) = engines
+    assert encryption.operand()[1:] == list(files)
+    assert "by Gloo, encrypted, met at" in caplog.text
+
+
+def test_tls_that_is_incomplete(engines, monkeypatch):
+    started(monkeypatch, RANK="1", WORLD_SIZE="4", TF_DYNEMB_RANKS_TLS_CA="ca.pem")
+    with pytest.raises(ValueError, match=r"not set: TF_DYNEMB_RANKS_TLS_CERTIFICATE, .*_KEY"):
+        de.init()
+    assert engines == []
+
+
+@pytest.mark.parametrize("tool", [None, "mpi"])
+def test_mpi_with_tls(engines, monkeypatch, tool):
+    """Otherwise ranks for which encryption was asked would be without it."""
+    started(monkeypatch, PMI_RANK="1", PMI_SIZE="4", TF_DYNEMB_RANKS_TLS_CA="ca.pem")
+    with pytest.raises(ValueError, match=r"TLS_CA would have no effect: 'mpi'.*init\('gloo'\)"):
+        de.init(tool)
+    assert engines == []
+
+
+@pytest.mark.parametrize("how", ["init", "horovodrun", "the script"])
+def test_horovod_with_tls(install, monkeypatch, how):
+    horovod = install(0, 2)
+    started(monkeypatch, TF_DYNEMB_RANKS_TLS_CA="ca.pem")
+    if how == "horovodrun":
+        started(monkeypatch, HOROVOD_SIZE="2")
+    if how == "the script":
+        horovod.init()
+    starts = {
+        "init": lambda: de.init("horovod"),
+        "horovodrun": de.init,
+        "the script": communicator.get,
+    }
+    with pytest.raises(ValueError, match="TLS_CA would have no effect: 'horovod'"):
+        starts[how]()
+    assert horovod.initialized == (how == "the script")
 
 
 @pytest.mark.parametrize("tool", ["gloo", None])

@@ -20,6 +20,7 @@ from tf_dynemb.communicator import Communicator, node_name
 from tf_dynemb.ranks.gpus import choose_gpu
 from tf_dynemb.ranks.launchers import local_rank, local_ranks
 from tf_dynemb.ranks.rendezvous import Rendezvous
+from tf_dynemb.ranks.tls import Tls
 
 # The type in which sums of each type are computed. (Those of uint64 have the same bits as int64.)
 _SUMMED_AS = {
@@ -206,21 +207,29 @@ def over_gloo(
     timeout: float,
     secret: str | None,
     job: str = "",
+    tls: Tls | None = None,
 ) -> Operators:
-    """Meets the other ranks at rank 0, and connects every two of them by Gloo.
+    """Meets the other ranks at rank 0, and connects every two by Gloo, with TLS if it is given.
 
     Raises:
         OSError: as `Rendezvous`.
         tf.errors.AbortedError: two ranks cannot connect; the message names them.
+        tf.errors.FailedPreconditionError: there is no OpenSSL library for TLS.
     """
-    meeting = Rendezvous(rank, size, host, port, timeout, secret, job)
+    meeting = Rendezvous(rank, size, host, port, timeout, secret, job, tls)
     try:
         hosts = meeting.allgather(socket.gethostname().encode())
         number = local_ranks([host.decode() for host in hosts])[rank]
         choose_gpu(number)
         library = _ops.library()
         with tf.init_scope(), tf.device(_ops.CPU):
-            group, addresses = library.dynemb_ranks_listen(meeting.address, rank, size, timeout)
+            group, addresses = library.dynemb_ranks_listen(
+                meeting.address,
+                rank,
+                size,
+                timeout,
+                tf.constant(tls.operand() if tls else [], tf.string),
+            )
             # What each rank has for this one.
             own = meeting.alltoall(addresses.numpy().tolist())
             library.dynemb_ranks_connect(group, own)

@@ -1,9 +1,9 @@
 """The meeting of ranks at rank 0, where each learns how to reach the others.
 
 Rank 0 listens; each other rank connects, and says which one of which job it is. Then the ranks
-exchange byte strings. With a secret, the two ends of a connection prove to each other that they
-know it, by HMAC of a challenge (`multiprocessing.connection`), before anything else; nothing is
-encrypted. Only JSON is decoded.
+exchange byte strings. With TLS, the two ends of a connection show each other certificates, and
+everything is encrypted. With a secret, they prove to each other that they know it, by HMAC of a
+challenge (`multiprocessing.connection`), before anything else. Only JSON is decoded.
 """
 
 from __future__ import annotations
@@ -16,17 +16,25 @@ import logging
 import multiprocessing
 import queue
 import socket
+import ssl
 import struct
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
-from typing import Any
+from typing import Any, cast
+
+from tf_dynemb.communicator import TLS_VARIABLES
+from tf_dynemb.ranks.tls import Tls, reason
 
 # The seconds that a process may take to say who it is, once it is connected.
 _PATIENCE = 5.0
-# How long a poll may last: the system's longest is shorter than timeouts can be.
+# How long a call may last: the system's longest is shorter than timeouts can be.
 _LONGEST = 1e6
+# The seconds after which a peer that takes nothing is not waited for.
+_LONGEST_SEND = 30.0
+# The seconds that other ranks wait longer than rank 0, which tells them whom it has waited for.
+_LONGER = 5.0
 # The seconds after which a rank says for whom it waits.
 _QUIET = 10.0
 
@@ -46,6 +54,7 @@ class Rendezvous:
         timeout: the seconds until a rank that has not come is an error.
         secret: what all ranks know, or None.
         job: a name that the ranks of another job would not have; "" if there is none.
+        tls: what the ranks show each other, if the connections are encrypted.
 
     Attributes:
         address: the address of this machine in the network that the ranks share.
@@ -67,14 +76,19 @@ class Rendezvous:
         timeout: float,
         secret: str | None,
         job: str = "",
+        tls: Tls | None = None,
     ) -> None:
         self.rank, self.size = rank, size
         self._where = f"{host}:{port}"
         self._end = time.monotonic() + timeout
         self._timeout = timeout
-        self._secret = secret.encode() if secret else None
+        self._tls = tls
+        # With TLS 1.3, a rank that connects learns that its certificate is refused when it receives
+        # something, and it must not send before: so rank 0 always challenges it.
+        self._secret = (secret or "").encode() if secret or tls else None
         self._job = job
-        self._peers: dict[int, Connection[Any, Any]] = {}
+        self._peers: dict[int, _Peer] = {}
+        self._refused = ""  # why a process that has come is no rank
         try:
             if rank == 0:
                 self._listen(host, port)
@@ -115,7 +129,7 @@ class Rendezvous:
             server = _server(host, port, self.size)
         except OSError as error:
             raise OSError(error.errno, f"rank 0 cannot listen at {self._where}: {error}") from error
-        come: queue.Queue[tuple[Connection[Any, Any], Any]] = queue.Queue()
+        come: queue.Queue[tuple[_Peer, Any]] = queue.Queue()
         addresses = [server.getsockname()[0]] if is_address(host) else []
         threading.Thread(target=self._accept, args=(server, come, addresses), daemon=True).start()
         said = time.monotonic() + _QUIET
@@ -128,6 +142,7 @@ class Rendezvous:
                     self._refuse(
                         TimeoutError(
                             f"{who} have not come to {self._where} within {self._timeout:g} s"
+                            f"{self._refused}"
                         )
                     )
                 if now >= said:
@@ -145,45 +160,51 @@ class Rendezvous:
     def _accept(
         self,
         server: socket.socket,
-        come: queue.Queue[tuple[Connection[Any, Any], Any]],
+        come: queue.Queue[tuple[_Peer, Any]],
         addresses: list[str],
     ) -> None:
         """Runs in a thread: greets each process in one more, so that none holds up the others."""
         with contextlib.suppress(OSError):  # the server is closed
             while True:
-                accepted, _ = server.accept()
+                accepted, (of, *_) = server.accept()
                 threading.Thread(
-                    target=self._greet, args=(accepted, come, addresses), daemon=True
+                    target=self._greet, args=(accepted, of, come, addresses), daemon=True
                 ).start()
 
     def _greet(
         self,
         accepted: socket.socket,
-        come: queue.Queue[tuple[Connection[Any, Any], Any]],
+        of: str,
+        come: queue.Queue[tuple[_Peer, Any]],
         addresses: list[str],
     ) -> None:
         address = _plain(accepted.getsockname()[0])
-        handle = accepted.dup()
-        peer = _connection(accepted)
-        limit = threading.Timer(min(_PATIENCE, self._timeout), _shut, [handle])
-        limit.start()
+        peer = _Peer(accepted, time.monotonic() + min(_PATIENCE, self._timeout))
         try:
+            if self._tls is not None:
+                peer.encrypt(self._tls, is_server=True)
             if self._secret is not None:
-                deliver_challenge(peer, self._secret)
-                answer_challenge(peer, self._secret)
+                deliver_challenge(cast("Connection[Any, Any]", peer), self._secret)
+                answer_challenge(cast("Connection[Any, Any]", peer), self._secret)
             hello = json.loads(peer.recv_bytes(2**16))
             if not isinstance(hello["rank"], int) or not isinstance(hello["size"], int):
                 raise ValueError(hello)
-        except (OSError, EOFError, ValueError, KeyError, TypeError, multiprocessing.ProcessError):
-            peer.close()  # no rank
+        except (
+            OSError,
+            EOFError,
+            ValueError,
+            KeyError,
+            TypeError,
+            multiprocessing.ProcessError,
+        ) as error:
+            self._refused = f"; what came from {_plain(of)} was refused: {reason(error)}"
+            peer.close()
             return
-        finally:
-            limit.cancel()
-            handle.close()
+        peer.end = self._end
         addresses.append(address)
         come.put((peer, hello))
 
-    def _add(self, peer: Connection[Any, Any], hello: Mapping[str, Any]) -> None:
+    def _add(self, peer: _Peer, hello: Mapping[str, Any]) -> None:
         """Adds a rank."""
         rank, size, job = hello["rank"], hello["size"], hello.get("job", "")
         if job != self._job:
@@ -210,7 +231,7 @@ class Rendezvous:
         raise error
 
     @staticmethod
-    def _tell(peer: Connection[Any, Any], error: str, late: bool = False) -> None:
+    def _tell(peer: _Peer, error: str, late: bool = False) -> None:
         with contextlib.suppress(OSError):
             peer.send_bytes(json.dumps({"error": error, "late": late}).encode())
 
@@ -238,26 +259,34 @@ class Rendezvous:
                     said = now + (now - begin)
             time.sleep(0.05)
         own = _plain(connected.getsockname()[0])
-        peer = _connection(connected)
-        self._peers[0] = peer
+        self._peers[0] = peer = _Peer(connected, self._end)
+        if self._tls is not None:
+            try:
+                peer.encrypt(self._tls, is_server=False)
+            except (OSError, EOFError) as error:
+                raise ConnectionError(
+                    f"rank 0 at {self._where} does not show by TLS that it belongs to the ranks of "
+                    f"{TLS_VARIABLES[-1]}: {reason(error)}"
+                ) from error
         if self._secret is not None:
             try:
-                if not self._poll(peer):
-                    raise EOFError
-                answer_challenge(peer, self._secret)
-                deliver_challenge(peer, self._secret)
+                answer_challenge(cast("Connection[Any, Any]", peer), self._secret)
+                deliver_challenge(cast("Connection[Any, Any]", peer), self._secret)
+            except ssl.SSLError as error:
+                raise ConnectionError(
+                    f"rank 0 at {self._where} refuses the certificate of rank {self.rank} "
+                    f"({TLS_VARIABLES[0]}): {reason(error)}"
+                ) from error
             except (EOFError, OSError, multiprocessing.AuthenticationError) as error:
                 raise ConnectionError(
                     f"rank 0 at {self._where} has another TF_DYNEMB_RANKS_SECRET than rank "
-                    f"{self.rank}, or none"
+                    f"{self.rank}, or none, or differs in {TLS_VARIABLES[0]}: {reason(error)}"
                 ) from error
+        peer.end = self._end + _LONGER
         self._send(0, {"rank": self.rank, "size": self.size, "job": self._job})
         of_root = self._receive(0)["address"]
         # On rank 0's machine this rank is where rank 0 is.
         self.address = of_root if _is_loopback(own) else own
-
-    def _poll(self, peer: Connection[Any, Any], more: float = 0.0) -> bool:
-        return peer.poll(min(_LONGEST, max(0.0, self._end + more - time.monotonic())))
 
     def _send(self, other: int, message: Mapping[str, Any]) -> None:
         with contextlib.suppress(OSError):  # its end is an error of the next _receive
@@ -266,15 +295,16 @@ class Rendezvous:
     def _receive(self, other: int) -> dict[str, Any]:
         peer = self._peers[other]
         try:
-            # Rank 0 has waited as long, and is about to say who has not come.
-            if not self._poll(peer, _PATIENCE if other == 0 else 0.0):
-                raise TimeoutError(f"rank {other} has said nothing for {self._timeout:g} s")
             message: dict[str, Any] = json.loads(peer.recv_bytes())
-        except TimeoutError:
-            raise
+        except TimeoutError as error:
+            raise TimeoutError(f"rank {other} has said nothing for {self._timeout:g} s") from error
         except (EOFError, OSError, ValueError) as error:
-            secret = ", or has another TF_DYNEMB_RANKS_SECRET" if other == 0 else ""
-            raise ConnectionError(f"rank {other} has ended{secret}") from error
+            differs = ""
+            if other == 0:
+                differs = (
+                    ", or has another TF_DYNEMB_RANKS_SECRET, or differs in " + TLS_VARIABLES[0]
+                )
+            raise ConnectionError(f"rank {other} has ended{differs}") from error
         if "error" in message:
             kind = TimeoutError if message["late"] else ConnectionError
             raise kind(message["error"])
@@ -307,15 +337,69 @@ def _is_loopback(address: str) -> bool:
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
-def _connection(connected: socket.socket) -> Connection[Any, Any]:
-    connected.settimeout(None)
-    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    # A peer that takes nothing is not waited for without end.
-    seconds = struct.pack("@ll", 30, 0)
-    connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, seconds)
-    return Connection(connected.detach())
+class _Peer:
+    """A connection that carries messages, as `multiprocessing.connection.Connection` does.
 
+    Args:
+        connected: the socket, which it takes.
+        end: the time, by `time.monotonic`, until which it waits for messages.
 
-def _shut(handle: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        handle.shutdown(socket.SHUT_RDWR)
+    Attributes:
+        end: as above.
+    """
+
+    def __init__(self, connected: socket.socket, end: float) -> None:
+        self._socket = connected
+        self.end = end
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def encrypt(self, tls: Tls, is_server: bool) -> None:
+        """Begins TLS.
+
+        Raises:
+            OSError: the handshake has failed, or has not ended in time.
+        """
+        self._wait()
+        self._socket = tls.wrap(self._socket, is_server)
+
+    def send_bytes(self, data: bytes) -> None:
+        """Sends a message."""
+        self._socket.settimeout(_LONGEST_SEND)
+        self._socket.sendall(struct.pack("!I", len(data)) + data)
+
+    def recv_bytes(self, most: int = 2**28) -> bytes:
+        """Receives a message.
+
+        Raises:
+            TimeoutError: it has not arrived in time.
+            EOFError: the other end has ended.
+            OSError: the connection is lost, the message has more than `most` bytes, or it is none.
+        """
+        head = self._receive(4)
+        if head[:2] in (b"\x15\x03", b"\x16\x03"):  # the first bytes of an alert and of a handshake
+            raise OSError(f"it uses TLS, and here {TLS_VARIABLES[0]} is not set")
+        (length,) = struct.unpack("!I", head)
+        if length > most:
+            raise OSError("it is no rank")
+        return self._receive(length)
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self._socket.close()
+
+    def _receive(self, length: int) -> bytes:
+        parts = bytearray()
+        while len(parts) < length:
+            self._wait()
+            part = self._socket.recv(min(length - len(parts), 2**20))
+            if not part:
+                raise EOFError("it has ended the connection")
+            parts += part
+        return bytes(parts)
+
+    def _wait(self) -> None:
+        """Lets the next call of the socket end in time."""
+        left = self.end - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("it has said nothing in time")
+        self._socket.settimeout(min(_LONGEST, left))

@@ -9,6 +9,7 @@ from typing import Any
 
 from tf_dynemb import communicator
 from tf_dynemb.communicator import SECRET
+from tf_dynemb.ranks import tls
 from tf_dynemb.ranks.gpus import choose_gpu, use_nccl
 from tf_dynemb.ranks.launchers import Place, find, job, split_address
 from tf_dynemb.ranks.operators import Operators, find_mpi, over_gloo, over_mpi
@@ -56,7 +57,9 @@ def init(
         address: "host:port" at which rank 0 listens while the ranks meet, on an address that all of
             them reach. If all run on one machine, "127.0.0.1:29500" or another free port. Ranks
             then connect to each other at ports that the system chooses. If TF_DYNEMB_RANKS_SECRET
-            is set, rank 0 admits only ranks that know it.
+            is set, rank 0 admits only ranks that know it. If TF_DYNEMB_RANKS_TLS_CERTIFICATE, _KEY
+            and _CA are set, Gloo's ranks show each other certificates, and all that they send is
+            encrypted.
         timeout: the seconds after which a rank that has not come, or that other ranks wait for in a
             collective operation, is an error on all of them. A rank that ends is one at once.
             Horovod has its own settings.
@@ -64,7 +67,8 @@ def init(
     Raises:
         TypeError: an argument has the wrong type.
         ValueError: `rank`, `size` and `address` are incomplete or out of range, or a launcher's
-            variable has no meaning; the message names it.
+            variable has no meaning; the message names it. Or the variables of TLS are incomplete,
+            name files that cannot be used, or are set for an engine other than Gloo.
         ImportError: Horovod is required and not installed; the message says how to install it.
         RuntimeError: this process has joined ranks by another engine; "mpi" is required and its
             library is not found; MPI has other ranks than the launcher; or "nccl" is required and
@@ -108,37 +112,16 @@ def init(
         return
     if place.size == 1:
         return
+    for name in (engine, comm_tool):
+        if name in ("mpi", "nccl"):
+            communicator.refuse_tls(name)
+    encryption = tls.find(os.environ)
     if engine == "mpi":
-        comm = over_mpi(str(library), timeout)
-        if (comm.rank, comm.size) != (place.rank, place.size):
-            comm.leave()
-            raise RuntimeError(
-                f"This is rank {place.rank} of {place.size} by {place.launcher}, and rank "
-                f"{comm.rank} of {comm.size} by {library}: the launcher belongs to another MPI. "
-                "TF_DYNEMB_MPI names the library; init('gloo') needs none."
-            )
-        by = f"MPI ({library})"
+        comm, by = _join_by_mpi(place, str(library), timeout)
     else:
-        host = place.host or "127.0.0.1"
-        try:
-            comm = over_gloo(
-                place.rank,
-                place.size,
-                host,
-                place.port,
-                timeout,
-                os.environ.get(SECRET),
-                job(os.environ),
-            )
-        except TimeoutError as error:
-            if place.host is not None:
-                raise
-            raise TimeoutError(
-                f"{error}. {place.launcher} does not say where rank 0 is: if the ranks are not all "
-                "on this machine, set MASTER_ADDR to the name of rank 0's on all of them"
-            ) from error
-        by = f"Gloo, met at {host}:{place.port}"
-    if comm_tool in (None, "nccl"):
+        comm, by = _join_by_gloo(place, timeout, encryption)
+    # NCCL would send in the clear what is to be encrypted.
+    if comm_tool == "nccl" or (comm_tool is None and encryption is None):
         try:
             use_nccl(comm, comm_tool == "nccl")
         except RuntimeError:
@@ -147,6 +130,40 @@ def init(
     communicator.use(comm)
     _joined = engine, comm
     _log.info("rank %d of %d, from %s; by %s", comm.rank, comm.size, place.launcher, by)
+
+
+def _join_by_mpi(place: Place, library: str, timeout: float) -> tuple[Operators, str]:
+    """Returns the communicator, and how the ranks are connected, for the log."""
+    comm = over_mpi(library, timeout)
+    if (comm.rank, comm.size) != (place.rank, place.size):
+        comm.leave()
+        raise RuntimeError(
+            f"This is rank {place.rank} of {place.size} by {place.launcher}, and rank "
+            f"{comm.rank} of {comm.size} by {library}: the launcher belongs to another MPI. "
+            "TF_DYNEMB_MPI names the library; init('gloo') needs none."
+        )
+    return comm, f"MPI ({library})"
+
+
+def _join_by_gloo(
+    place: Place, timeout: float, encryption: tls.Tls | None
+) -> tuple[Operators, str]:
+    """Returns the communicator, and how the ranks are connected, for the log."""
+    host = place.host or "127.0.0.1"
+    secret = os.environ.get(SECRET)
+    try:
+        comm = over_gloo(
+            *(place.rank, place.size, host, place.port),
+            *(timeout, secret, job(os.environ), encryption),
+        )
+    except TimeoutError as error:
+        if place.host is not None:
+            raise
+        raise TimeoutError(
+            f"{error}. {place.launcher} does not say where rank 0 is: if the ranks are not all "
+            "on this machine, set MASTER_ADDR to the name of rank 0's on all of them"
+        ) from error
+    return comm, f"Gloo{', encrypted' if encryption else ''}, met at {host}:{place.port}"
 
 
 # The engine that `init` has set up, and its communicator.

@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "cc/ranks/mpi_wire.h"
+#include "cc/ranks/tls.h"
 #include "cc/tf/ranks/collective_op.h"
 #include "cc/tf/ranks/on_gpu.h"
 
@@ -27,6 +28,18 @@ absl::Status GetTimeout(const tf::Tensor& tensor, std::chrono::milliseconds* tim
   }
   *timeout = std::chrono::milliseconds(static_cast<int64_t>(std::ceil(seconds * 1000)));
   return absl::OkStatus();
+}
+
+// Null if the vector is empty.
+absl::Status GetTls(const tf::Tensor& tensor, std::shared_ptr<const Tls>* tls) {
+  if (tensor.dims() != 1 || (tensor.NumElements() != 0 && tensor.NumElements() != 4)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("tls must be empty, or a library, a certificate, a key and an authority, got ",
+                     tensor.NumElements(), " strings"));
+  }
+  if (tensor.NumElements() == 0) return absl::OkStatus();
+  const auto given = tensor.vec<tf::tstring>();
+  return ToAbsl(Tls::Load(given(0), {given(1), given(2), given(3)}, tls));
 }
 
 // Outputs a handle, and takes over the reference. `device` is where the handle says that the group
@@ -61,8 +74,10 @@ class ListenOp : public DynembOp {
                                                      "] and rank in [0, size), got rank ", rank,
                                                      " and size ", size));
     }
+    std::shared_ptr<const Tls> tls;
+    TF_RETURN_IF_ERROR(GetTls(ctx->input(4), &tls));
     std::unique_ptr<GlooWire> wire;
-    const Status status = GlooWire::Listen(rank, size, host, timeout, &wire);
+    const Status status = GlooWire::Listen(rank, size, host, timeout, std::move(tls), &wire);
     if (!status.ok()) return OfGroup(status);
     tf::tstring* addresses;
     TF_RETURN_IF_ERROR(Output(ctx, 1, {size}, &addresses));

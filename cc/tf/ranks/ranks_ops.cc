@@ -25,11 +25,13 @@ REGISTER_OP("DynembRanksListen")
     .Input("rank: int32")
     .Input("size: int32")
     .Input("timeout: double")
+    .Input("tls: string")
     .Output("group: resource")
     .Output("addresses: string")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       TF_RETURN_IF_ERROR(Scalars(c, 0, 4));
+      TF_RETURN_IF_ERROR(IsVector(c, 4));
       c->set_output(0, c->Scalar());
       c->set_output(1, c->Vector(InferenceContext::kUnknownDim));
       return absl::OkStatus();
