@@ -462,10 +462,10 @@ def test_arguments_without_meaning(arguments, message):
 
 
 SSH = """#!/bin/sh
-# The program that stands in for ssh: any "machine" is this one.
+# The program that stands in for ssh: any "machine" is this one, without a variable of this one.
 echo "$1" >> {log}
 shift
-exec sh -c "$*"
+exec env -u TF_DYNEMB_RANKS_TLS_CA sh -c "$*"
 """
 
 
@@ -514,6 +514,17 @@ def test_ranks_of_several_machines_meet(script, ssh):
     assert ended.returncode == 0, ended.stderr
     assert ssh.hosts() == ["127.0.0.2"]
     assert sorted(ended.stdout.splitlines()) == [f"[{rank}] [0 1 2]" for rank in range(3)]
+
+
+def test_the_files_of_tls_are_those_of_the_launcher(script, ssh, monkeypatch):
+    """Not of the machine: ranks there would be without encryption, or with other files."""
+    path = script("import os\nprint(os.environ['TF_DYNEMB_RANKS_TLS_CA'])\n")
+    monkeypatch.setenv("TF_DYNEMB_RANKS_TLS_CA", "of the launcher")
+    hosts = ("-np", 2, "--hosts", "a,b", *ssh.arguments)
+    for given, expected in ((), "of the launcher"), (("-x", "TF_DYNEMB_RANKS_TLS_CA=x"), "x"):
+        ended = run(*hosts, *given, path)
+        assert ended.returncode == 0, ended.stderr
+        assert sorted(ended.stdout.splitlines()) == [f"[0] {expected}", f"[1] {expected}"]
 
 
 def test_no_secret_is_on_a_command_line(script, ssh):

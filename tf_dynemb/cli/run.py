@@ -16,6 +16,8 @@ from tf_dynemb.cli.run_processes import Processes, Start, told_to_end, write
 
 # The port of the rendezvous on another machine, as torchrun's.
 _PORT = 29500
+# The variables that name the files for TLS between ranks.
+_TLS = "TF_DYNEMB_RANKS_TLS_"
 # The ranks of a machine that are told to end have this time more than they need at most.
 _MORE = 10.0
 
@@ -46,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="variables",
         metavar="NAME[=VALUE]",
         help="a variable for the ranks; without a value, as it is here. Ranks on this machine have "
-        "all variables",
+        "all variables, and those on others TF_DYNEMB_RANKS_TLS_*",
     )
     parser.add_argument(
         "--port",
@@ -105,6 +107,9 @@ def run(options: argparse.Namespace) -> int:
         command = [sys.executable, "-m", *command]
     hosts = _hosts(options.hosts, options.ranks) if options.hosts else []
     variables = _variables(options.variables)
+    if hosts:  # ranks that are to be encrypted here must be so on other machines
+        files = {name: os.environ[name] for name in os.environ if name.startswith(_TLS)}
+        variables = files | variables
     number = 0
     with told_to_end() as told:
         while True:
