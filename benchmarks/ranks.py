@@ -7,6 +7,7 @@ Each figure is the median over calls of the slowest rank's time. The alltoalls a
 each rank, in equal slices, and with half of the bytes for one rank. The training step is that of 26
 tables of dim 16 with one zipf id per sample, Adagrad, and two dense layers; its losses are printed
 beside those of one rank. Horovod is started without horovodrun, so that it shares the processes.
+The engine "tls" is Gloo with TLS, by the files that TF_DYNEMB_RANKS_TLS_* name.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import tensorflow as tf
 import tf_dynemb as de
 from tf_dynemb import communicator
 from tf_dynemb.communicator import Communicator
-from tf_dynemb.ranks import operators
+from tf_dynemb.ranks import operators, tls
 
 TABLES, DIM, SAMPLES, ROWS = 26, 16, 8192, 100_000
 WORDS = TABLES * SAMPLES * DIM
@@ -74,8 +75,11 @@ def join(engines: list[str]) -> tuple[dict[str, Communicator], dict[str, float]]
             begin = time.monotonic()
         if engine == "mpi":
             comms[engine] = mpi
-        elif engine == "gloo":
-            comms[engine] = operators.over_gloo(mpi.rank, mpi.size, "127.0.0.1", 29511, 60, None)
+        elif engine in ("gloo", "tls"):
+            encryption = tls.find(os.environ) if engine == "tls" else None
+            comms[engine] = operators.over_gloo(
+                mpi.rank, mpi.size, "127.0.0.1", 29511, 60, None, "", encryption
+            )
         else:
             comms[engine] = start_horovod(mpi)
         seconds[engine] = time.monotonic() - begin
