@@ -130,6 +130,11 @@ struct GlooWire::Transfer {
   std::unique_ptr<Buffer> buffer;
 };
 
+class GlooWire::Begun {
+ public:
+  std::vector<Transfer> received, sent;
+};
+
 GlooWire::GlooWire(int rank, int size, std::chrono::milliseconds timeout)
     : Wire(rank, size, timeout),
       addresses_(static_cast<size_t>(size)),
@@ -216,9 +221,16 @@ std::string GlooWire::On(const std::string& operation) const {
 
 Status GlooWire::Exchange(uint64_t tag, const std::string& operation, const Slices& to,
                           const Slices& from) {
+  std::shared_ptr<Begun> begun;
+  DYNEMB_RETURN_IF_ERROR(Begin(tag, operation, to, from, &begun));
+  return Finish(operation, *begun, {});
+}
+
+Status GlooWire::Begin(uint64_t tag, const std::string& operation, const Slices& to,
+                       const Slices& from, std::shared_ptr<Begun>* begun) {
   DYNEMB_RETURN_IF_ERROR(CheckProcess());
   DYNEMB_RETURN_IF_ERROR(failure());
-  std::vector<Transfer> received, sent;
+  *begun = std::make_shared<Begun>();
   // Gloo keeps the order of the pieces of one rank and tag.
   const auto start = [&](std::vector<Transfer>* transfers, int other, const Slices::Slice& slice,
                          void (Buffer::*begin)(int, uint64_t)) {
@@ -232,11 +244,11 @@ Status GlooWire::Exchange(uint64_t tag, const std::string& operation, const Slic
   try {
     for (int i = 1; i < size(); ++i) {
       other = (rank() + size() - i) % size();
-      start(&received, other, from[other], &Buffer::Receive);
+      start(&(*begun)->received, other, from[other], &Buffer::Receive);
     }
     for (int i = 1; i < size(); ++i) {
       other = (rank() + i) % size();
-      start(&sent, other, to[other], &Buffer::Send);
+      start(&(*begun)->sent, other, to[other], &Buffer::Send);
     }
   } catch (const std::bad_alloc&) {
     (void)Fail(On(operation) + "out of memory");
@@ -245,15 +257,21 @@ Status GlooWire::Exchange(uint64_t tag, const std::string& operation, const Slic
     return FailClosed(other, operation);
   }
   if (to[rank()].bytes != 0) memcpy(from[rank()].data, to[rank()].data, to[rank()].bytes);
-  DYNEMB_RETURN_IF_ERROR(AwaitAll(operation, received, &Buffer::AwaitReceived, "sent nothing"));
-  return AwaitAll(operation, sent, &Buffer::AwaitSent, "received nothing");
+  return Status();
+}
+
+Status GlooWire::Finish(const std::string& operation, const Begun& begun,
+                        std::chrono::milliseconds longer) {
+  DYNEMB_RETURN_IF_ERROR(
+      AwaitAll(operation, begun.received, longer, &Buffer::AwaitReceived, "sent nothing"));
+  return AwaitAll(operation, begun.sent, longer, &Buffer::AwaitSent, "received nothing");
 }
 
 Status GlooWire::AwaitAll(const std::string& operation, const std::vector<Transfer>& transfers,
-                          Await await, const char* what) {
+                          std::chrono::milliseconds longer, Await await, const char* what) {
   using Clock = std::chrono::steady_clock;
   for (size_t i = 0; i < transfers.size(); ++i) {
-    const SteadyTime end = Clock::now() + timeout();
+    const SteadyTime end = Clock::now() + timeout() + longer;
     for (;;) {
       try {
         if ((transfers[i].buffer.get()->*await)(std::min(end, Clock::now() + kLook))) break;

@@ -49,6 +49,18 @@ class GlooWire : public Wire {
   Status Look(std::vector<bool>* ended) override;
   Status Fail(const std::string& reason) override;
 
+  // The halves of Exchange, between which a wire that is made of this one brings other bytes. After
+  // a failure, neither may follow. Finish waits for `longer` more than the timeout.
+  class Begun;
+  Status Begin(uint64_t tag, const std::string& operation, const Slices& to, const Slices& from,
+               std::shared_ptr<Begun>* begun);
+  Status Finish(const std::string& operation, const Begun& begun, std::chrono::milliseconds longer);
+
+  // Fails the wire because a rank has ended: prefers the reason that it has sent.
+  Status FailClosed(int rank, const std::string& operation);
+  Status CheckProcess() const;                         // fails in a child of fork
+  std::string On(const std::string& operation) const;  // "alltoall 'a' on rank 0: "
+
  private:
   class Buffer;
   class Mesh;
@@ -57,18 +69,14 @@ class GlooWire : public Wire {
 
   GlooWire(int rank, int size, std::chrono::milliseconds timeout);
 
-  // The same when the connection of a rank has closed: prefers the reason that it has sent.
-  Status FailClosed(int rank, const std::string& operation);
   void Tell(const std::string& reason);
   // Waits for transfers; `what` says in an error what a rank has not done.
-  Status AwaitAll(const std::string& operation, const std::vector<Transfer>& transfers, Await await,
-                  const char* what);
+  Status AwaitAll(const std::string& operation, const std::vector<Transfer>& transfers,
+                  std::chrono::milliseconds longer, Await await, const char* what);
   // Fails if the wire has failed, if a rank has sent a reason, or if one has ended that has not
   // done its part of transfers[first] or a later one.
   Status LookAt(const std::string& operation, const std::vector<Transfer>& transfers, size_t first,
                 Await await);
-  Status CheckProcess() const;
-  std::string On(const std::string& operation) const;
 
   std::unique_ptr<Mesh> mesh_;
   std::vector<std::string> addresses_;

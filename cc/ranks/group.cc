@@ -19,8 +19,9 @@ struct Announcement {
   uint64_t operation;  // the hash of its kind and name
   int64_t rows;        // kRefused: this rank does not take part; row_bytes bytes say why
   uint64_t row_bytes;
-  int64_t turn;   // the number of an operation that takes a turn, from rank 0; otherwise kNoTurn
-  char form[40];  // the beginning of Operation::form, with zeros after it
+  int64_t turn;      // the number of an operation that takes a turn, from rank 0; otherwise kNoTurn
+  uint64_t largest;  // the most bytes that this rank sends to another one
+  char form[40];     // the beginning of Operation::form, with zeros after it
   uint64_t form_hash;
 };
 
@@ -160,8 +161,9 @@ struct Group::Call {
   static Announcement* Head(char* at) { return reinterpret_cast<Announcement*>(at); }
   static char* Data(char* at) { return at + sizeof(Announcement); }
 
-  Status Exchange(const Slices& to, const Slices& from) {
-    Status status = wire->Exchange(tag + round++, text, to, from);
+  // No slice to another rank has more than `most` bytes, which is the same on all ranks.
+  Status Exchange(size_t most, const Slices& to, const Slices& from) {
+    Status status = wire->ExchangeAtMost(most, tag + round++, text, to, from);
     if (!status.ok()) {
       static std::mutex mutex;
       static auto* const kept = new std::vector<std::unique_ptr<Memory>>;
@@ -180,6 +182,7 @@ struct Group::Call {
   const size_t room;
   std::unique_ptr<Memory> memory;
   uint64_t tag, round = 0;
+  size_t largest = 0;  // the most bytes that a rank sends to another one, of all ranks
   bool is_only;
   bool in_turn = false;    // takes a turn
   int64_t turn = kNoTurn;  // as rank 0 has said, also if this rank takes none
@@ -202,10 +205,14 @@ Status Group::Announce(Call* call, const std::vector<int64_t>& rows, size_t row_
     std::lock_guard<std::mutex> lock(mutex_);
     call->turn = next_number_++;
   }
+  call->largest = 0;
+  for (int r = 0; r < size(); ++r) {
+    if (r != rank()) call->largest = std::max(call->largest, to[r].bytes);
+  }
   for (size_t r = 0; r < ranks; ++r) {
     char* const said = call->At(memory->said, r);
-    Announcement* const head =
-        new (said) Announcement{call->hash, rows[r], row_bytes, call->turn, {}, HashOf(call->form)};
+    Announcement* const head = new (said) Announcement{
+        call->hash, rows[r], row_bytes, call->turn, call->largest, {}, HashOf(call->form)};
     call->form.copy(head->form, sizeof(head->form) - 1);
     const bool fits = r != static_cast<size_t>(rank()) && to.of[r].bytes <= call->room;
     const size_t bytes = fits ? to.of[r].bytes : 0;
@@ -213,7 +220,7 @@ Status Group::Announce(Call* call, const std::vector<int64_t>& rows, size_t row_
     saying.of[r] = {said, sizeof(Announcement) + bytes};
     hearing.of[r] = {call->At(memory->heard, r), each};
   }
-  DYNEMB_RETURN_IF_ERROR(call->Exchange(saying, hearing));
+  DYNEMB_RETURN_IF_ERROR(call->Exchange(each, saying, hearing));
   call->turn = Call::Head(call->At(memory->heard, 0))->turn;
   received->resize(ranks);
   for (size_t r = 0; r < ranks; ++r) {
@@ -238,6 +245,7 @@ Status Group::Announce(Call* call, const std::vector<int64_t>& rows, size_t row_
                              std::to_string(row_bytes));
     }
     (*received)[r] = other.rows;
+    call->largest = std::max(call->largest, static_cast<size_t>(other.largest));
   }
   return Status();
 }
@@ -255,7 +263,6 @@ Status Group::Refuse(const char* kind, const Operation& operation, const std::st
 // Brings the data: those in announcements, and the rest by an exchange.
 Status Group::Deliver(Call* call, const Slices& to, const Slices& from) {
   Slices more_to = to, more_from = from;
-  bool is_more = false;
   for (int r = 0; r < size(); ++r) {
     if (r == rank()) continue;
     if (to[r].bytes <= call->room) more_to[r].bytes = 0;
@@ -264,9 +271,9 @@ Status Group::Deliver(Call* call, const Slices& to, const Slices& from) {
       if (from[r].bytes != 0) memcpy(from[r].data, Call::Data(heard), from[r].bytes);
       more_from[r].bytes = 0;
     }
-    is_more = is_more || more_to[r].bytes != 0 || more_from[r].bytes != 0;
   }
-  if (is_more) return call->Exchange(more_to, more_from);
+  // A rank that has no data takes part, too: data of others may be forwarded by it.
+  if (call->largest > call->room) return call->Exchange(call->largest, more_to, more_from);
   ++call->round;
   const Slices::Slice& own = to[rank()];
   if (own.bytes != 0) memcpy(from[rank()].data, own.data, own.bytes);
@@ -434,7 +441,7 @@ Status Group::Allreduce(const Operation& operation, Number type, const char* dat
     from.of[r] = {result + first(r) * width, (first(r + 1) - first(r)) * width};
     to.of[r] = {parts.data(), own * width};
   }
-  return call.Exchange(to, from);
+  return call.Exchange((n / ranks + 1) * width, to, from);
 }
 
 }  // namespace dynemb

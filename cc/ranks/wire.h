@@ -56,6 +56,14 @@ class Wire {
   virtual Status Exchange(uint64_t tag, const std::string& operation, const Slices& to,
                           const Slices& from) = 0;
 
+  // As Exchange, where no slice that a rank sends to another one has more than `most` bytes, on any
+  // rank; all ranks give the same number. An engine may bring small slices in other ways.
+  virtual Status ExchangeAtMost(size_t most, uint64_t tag, const std::string& operation,
+                                const Slices& to, const Slices& from) {
+    (void)most;
+    return Exchange(tag, operation, to, from);
+  }
+
   // Looks at the other ranks outside an exchange. Returns the failure of the wire, which may be one
   // that another rank has said. Otherwise sets (*ended)[r] if rank r has ended, or cannot be
   // reached: this alone is no failure.

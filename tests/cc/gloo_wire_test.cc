@@ -22,13 +22,13 @@ namespace {
 
 using std::chrono::milliseconds;
 
-class GlooWireTest : public OverSockets<Sockets> {};
-INSTANTIATE_TEST_SUITE_P(Sockets, GlooWireTest, testing::Values(Sockets::kPlain, Sockets::kTls),
+class GlooWireTest : public OverSockets {};
+INSTANTIATE_TEST_SUITE_P(Sockets, GlooWireTest, testing::ValuesIn(Settings({"ab"}, {"ab"})),
                          NameOf);
 
 // More bytes than the system keeps for a rank that does not receive.
 TEST_P(GlooWireTest, ARankThatStopsReceivingIsNamed) {
-  const auto wires = Connected(sockets(), 2, milliseconds(2000));
+  const auto wires = Connected(GetParam(), milliseconds(2000));
   std::string data(64 << 20, 'x');
   Slices to(2), from(2);
   to[1] = {data.data(), data.size()};
@@ -48,10 +48,10 @@ TEST_P(GlooWireTest, AnAddressAtWhichNobodyCanListen) {
 }
 
 // A process that connects to a port of a rank before the rank that it is for.
-class StrangerTest : public OverSockets<Sockets> {
+class StrangerTest : public OverSockets {
  protected:
   void SetUp() override {
-    OverSockets<Sockets>::SetUp();
+    OverSockets::SetUp();
     if (IsSkipped()) return;
     for (int r = 0; r < 2; ++r) {
       const Status status =
@@ -99,7 +99,7 @@ class StrangerTest : public OverSockets<Sockets> {
   int sockets_[2] = {-1, -1};
 };
 
-INSTANTIATE_TEST_SUITE_P(Sockets, StrangerTest, testing::Values(Sockets::kPlain, Sockets::kTls),
+INSTANTIATE_TEST_SUITE_P(Sockets, StrangerTest, testing::ValuesIn(Settings({"ab"}, {"ab"})),
                          NameOf);
 
 TEST_P(StrangerTest, SaysNothing) {
@@ -205,7 +205,7 @@ TEST_P(GlooWireTest, AStrangerAtThePortThatIsNotUsed) {
 }
 
 class TlsStrangerTest : public StrangerTest {};
-INSTANTIATE_TEST_SUITE_P(Sockets, TlsStrangerTest, testing::Values(Sockets::kTls), NameOf);
+INSTANTIATE_TEST_SUITE_P(Sockets, TlsStrangerTest, testing::ValuesIn(Settings({}, {"ab"})), NameOf);
 
 TEST_P(TlsStrangerTest, HasNoCertificateOfTheAuthority) {
   const Certificates others("others"), namesakes;

@@ -51,7 +51,8 @@ class GpuRanks {
  public:
   explicit GpuRanks(int size, milliseconds timeout = std::chrono::seconds(60)) {
     signal(SIGPIPE, SIG_IGN);  // as in Python
-    for (auto& wire : Connected(Sockets::kPlain, size, timeout)) {
+    const std::string hosts = std::string("aabb").substr(0, static_cast<size_t>(size));
+    for (auto& wire : Connected({Sockets::kPlain, hosts}, timeout)) {
       groups_.push_back(std::make_unique<Group>(std::move(wire)));
       nccls_.emplace_back();
       EXPECT_TRUE(Nccl::Load(StandIn(), &nccls_.back()).ok());

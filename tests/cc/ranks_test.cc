@@ -1,5 +1,5 @@
 // The contract of Group, for ranks that are threads, each with a wire over Gloo, with and without
-// TLS.
+// TLS, on hosts of which some have several ranks.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -13,7 +13,6 @@
 #include <random>
 #include <string>
 #include <thread>
-#include <tuple>
 #include <vector>
 
 #include "cc/ranks/group.h"
@@ -28,8 +27,8 @@ using std::chrono::milliseconds;
 
 class Ranks {
  public:
-  Ranks(Sockets sockets, int size, milliseconds timeout = std::chrono::seconds(60)) {
-    for (auto& wire : Connected(sockets, size, timeout)) {
+  explicit Ranks(const Setting& setting, milliseconds timeout = std::chrono::seconds(60)) {
+    for (auto& wire : Connected(setting, timeout)) {
       groups_.push_back(std::make_unique<Group>(std::move(wire)));
     }
   }
@@ -89,19 +88,15 @@ std::string SliceOf(uint64_t seed, int number, int from, int to, size_t row_byte
   return bytes;
 }
 
-class RanksTest : public OverSockets<std::tuple<Sockets, int>> {
- protected:
-  int size() const { return std::get<int>(GetParam()); }
-};
-INSTANTIATE_TEST_SUITE_P(Plain, RanksTest,
-                         testing::Combine(testing::Values(Sockets::kPlain),
-                                          testing::Values(1, 2, 3, 4, 7)));
-INSTANTIATE_TEST_SUITE_P(Tls, RanksTest,
-                         testing::Combine(testing::Values(Sockets::kTls),
-                                          testing::Values(1, 2, 3, 4, 7)));
+class RanksTest : public OverSockets {};
+INSTANTIATE_TEST_SUITE_P(Settings, RanksTest,
+                         testing::ValuesIn(Settings({"a", "ab", "abc", "abcd", "abcdefg", "aa",
+                                                     "aaaa", "abab", "abacaba", "aaabbbb"},
+                                                    {"ab", "abcd", "aabb"})),
+                         NameOf);
 
 TEST_P(RanksTest, RandomAlltoallsBringEachSliceToItsRank) {
-  Ranks ranks(sockets(), size());
+  Ranks ranks(GetParam());
   const size_t n = Longer(kSanitized ? 20 : 60);
   ranks.Run([&](int r) {
     for (int number = 0; number < static_cast<int>(n); ++number) {
@@ -126,7 +121,7 @@ TEST_P(RanksTest, RandomAlltoallsBringEachSliceToItsRank) {
 }
 
 TEST_P(RanksTest, OperationsOfOtherNamesRunInAnyOrder) {
-  Ranks ranks(sockets(), size());
+  Ranks ranks(GetParam());
   constexpr int kNames = 6;
   ranks.Run([&](int r) {
     std::vector<int> order(kNames);
@@ -156,15 +151,17 @@ TEST_P(RanksTest, OperationsOfOtherNamesRunInAnyOrder) {
   });
 }
 
-using RandomCollectivesTest = OverSockets<Sockets>;
-INSTANTIATE_TEST_SUITE_P(Sockets, RandomCollectivesTest,
-                         testing::Values(Sockets::kPlain, Sockets::kTls), NameOf);
+class RandomCollectivesTest : public OverSockets {};
+INSTANTIATE_TEST_SUITE_P(Settings, RandomCollectivesTest,
+                         testing::ValuesIn(Settings({"abcd", "aaaa", "aabb", "aaab"},
+                                                    {"abcd", "aabb"})),
+                         NameOf);
 
 // Random operations of four ranks, in three threads of each; all results are those of a model.
 TEST_P(RandomCollectivesTest, FourRanksInThreads) {
   constexpr int kThreads = 3;
   const size_t per_thread = Longer(kSanitized ? 60 : 300);
-  Ranks ranks(sockets(), 4);
+  Ranks ranks(GetParam());
   const auto run = [&](int r, int thread) {
     const auto size = static_cast<size_t>(ranks.size());
     std::mt19937_64 random(static_cast<uint64_t>(thread));  // the same on all ranks
@@ -221,7 +218,7 @@ TEST_P(RandomCollectivesTest, FourRanksInThreads) {
 }
 
 TEST_P(RanksTest, BroadcastHasTheBytesOfTheRoot) {
-  Ranks ranks(sockets(), size());
+  Ranks ranks(GetParam());
   ranks.Run([&](int r) {
     for (int root = 0; root < ranks.size(); ++root) {
       for (const size_t bytes : {size_t{0}, size_t{1}, size_t{100'000}}) {
@@ -237,7 +234,7 @@ TEST_P(RanksTest, BroadcastHasTheBytesOfTheRoot) {
 
 // The sum in the order of ranks, for numbers whose sum depends on the order.
 TEST_P(RanksTest, SumsAreInTheOrderOfRanks) {
-  Ranks ranks(sockets(), size());
+  Ranks ranks(GetParam());
   for (const size_t n : {size_t{0}, size_t{1}, size_t{5}, size_t{3000}, size_t{100'001}}) {
     const auto value = [&](int r, size_t i) {
       uint64_t bits = (i * 31 + static_cast<size_t>(r) + 1) * 0x9e3779b97f4a7c15u;
@@ -263,7 +260,7 @@ TEST_P(RanksTest, SumsAreInTheOrderOfRanks) {
 }
 
 TEST_P(RanksTest, SumsOfEveryType) {
-  Ranks ranks(sockets(), size());
+  Ranks ranks(GetParam());
   ranks.Run([&](int r) {
     const auto size = static_cast<size_t>(ranks.size());
     std::vector<int32_t> wrapped{2147483647, r};
@@ -288,12 +285,17 @@ TEST_P(RanksTest, SumsOfEveryType) {
   });
 }
 
-using RanksErrorTest = OverSockets<Sockets>;
-INSTANTIATE_TEST_SUITE_P(Sockets, RanksErrorTest, testing::Values(Sockets::kPlain, Sockets::kTls),
+// With fewer ranks than its letters, a layout is their beginning.
+class RanksErrorTest : public OverSockets {
+ protected:
+  static Setting Of(size_t ranks) { return GetParam().Of(ranks); }
+};
+INSTANTIATE_TEST_SUITE_P(Settings, RanksErrorTest,
+                         testing::ValuesIn(Settings({"abc", "aaa", "aab", "abb"}, {"abc", "aab"})),
                          NameOf);
 
 TEST_P(RanksErrorTest, AnnouncementsThatDoNotFitAreNamedAndTheGroupGoesOn) {
-  Ranks ranks(sockets(), 3);
+  Ranks ranks(Of(3));
   ranks.Run([&](int r) {
     std::string received;
     const size_t row_bytes = r == 1 ? 16 : 8;
@@ -315,14 +317,14 @@ TEST_P(RanksErrorTest, AnnouncementsThatDoNotFitAreNamedAndTheGroupGoesOn) {
 }
 
 TEST_P(RanksErrorTest, ARankThatDoesNotCallIsNamedOnAllOthers) {
-  Ranks ranks(sockets(), 3, milliseconds(2000));
+  Ranks ranks(Of(3), milliseconds(500));
   ranks.Run([&](int r) {
     if (r == 2) return;
     std::string received;
     const Status status = Allgather(&ranks[r], {"all"}, "x", 1, 1, &received);
     EXPECT_EQ(status.code(), Code::kInternal);
     EXPECT_NE(status.message().find("allgather 'all' on rank "), std::string::npos);
-    EXPECT_NE(status.message().find(": rank 2 has sent nothing for 2 s"), std::string::npos)
+    EXPECT_NE(status.message().find(": rank 2 has sent nothing for 0.5 s"), std::string::npos)
         << status.message();
     // The first failure stays.
     EXPECT_EQ(Allgather(&ranks[r], {"next"}, "x", 1, 1, &received).message(), status.message());
@@ -330,32 +332,35 @@ TEST_P(RanksErrorTest, ARankThatDoesNotCallIsNamedOnAllOthers) {
 }
 
 TEST_P(RanksErrorTest, RanksThatCallOtherOperationsNameEachOther) {
-  Ranks ranks(sockets(), 2, milliseconds(2000));
+  Ranks ranks(Of(2), milliseconds(500));
   ranks.Run([&](int r) {
     std::string received;
     const Status status = Allgather(&ranks[r], {r == 0 ? "first" : "second"}, "x", 1, 1, &received);
     EXPECT_EQ(status.code(), Code::kInternal);
-    EXPECT_NE(status.message().find("has sent nothing for 2 s"), std::string::npos)
+    EXPECT_NE(status.message().find("has sent nothing for 0.5 s"), std::string::npos)
         << status.message();
   });
 }
 
-// Rank 0 waits for rank 1, which waits for rank 2: both name rank 2.
+// Rank 0 waits for rank 1, which waits for others: both have the error of rank 1. With two levels,
+// rank 1 waits for the rank of the same host first.
 TEST_P(RanksErrorTest, TheReasonOfANeighbourThatGaveUpIsPassedOn) {
-  Ranks ranks(sockets(), 3, milliseconds(2000));
+  Ranks ranks(Of(3), milliseconds(1000));
   ranks.Run([&](int r) {
     if (r == 2) return;
     std::string received;
     if (r == 0) std::this_thread::sleep_for(milliseconds(500));
     const Status status = Allgather(&ranks[r], {r == 0 ? "a" : "b"}, "x", 1, 1, &received);
-    EXPECT_NE(status.message().find("allgather 'b' on rank 1: ranks 0, 2 have sent nothing"),
-              std::string::npos)
-        << status.message();
+    const char* const missed = GetParam().layout == "aab"   ? "rank 0 has"
+                               : GetParam().layout == "abb" ? "rank 2 has"
+                                                            : "ranks 0, 2 have";
+    EXPECT_EQ(status.message(),
+              std::string("allgather 'b' on rank 1: ") + missed + " sent nothing for 1 s");
   });
 }
 
 TEST_P(RanksErrorTest, ARankThatEndsIsNamedAtOnce) {
-  Ranks ranks(sockets(), 3);
+  Ranks ranks(Of(3));
   const auto begin = std::chrono::steady_clock::now();
   ranks.Run([&](int r) {
     if (r == 1) {
@@ -373,7 +378,7 @@ TEST_P(RanksErrorTest, ARankThatEndsIsNamedAtOnce) {
 
 // Rank 0 waits for rank 2 first, and rank 1 has ended.
 TEST_P(RanksErrorTest, ARankThatEndsIsNamedWhileAnotherOneIsLate) {
-  Ranks ranks(sockets(), 3);
+  Ranks ranks(Of(3));
   ranks.Run([&](int r) {
     if (r == 1) return ranks.End(1);
     if (r == 2) return;
@@ -387,7 +392,7 @@ TEST_P(RanksErrorTest, ARankThatEndsIsNamedWhileAnotherOneIsLate) {
 // The last operation of ranks of which one ends sooner.
 TEST_P(RanksErrorTest, ARankThatEndsAfterItsPartIsNoFailure) {
   for (int round = 0; round < 5; ++round) {
-    Ranks ranks(sockets(), 3);
+    Ranks ranks(Of(3));
     ranks.Run([&](int r) {
       std::string received;
       if (r == 2) std::this_thread::sleep_for(milliseconds(250));
@@ -399,7 +404,7 @@ TEST_P(RanksErrorTest, ARankThatEndsAfterItsPartIsNoFailure) {
 }
 
 TEST_P(RanksErrorTest, LeavingEndsTheOperationsOfThisRankAndOfOthers) {
-  Ranks ranks(sockets(), 2);
+  Ranks ranks(Of(2));
   std::thread leaves([&] {
     std::this_thread::sleep_for(milliseconds(200));
     ranks[0].Leave();
@@ -415,7 +420,7 @@ TEST_P(RanksErrorTest, LeavingEndsTheOperationsOfThisRankAndOfOthers) {
 }
 
 TEST_P(RanksErrorTest, TwoOperationsOfOneNameAtTheSameTime) {
-  Ranks ranks(sockets(), 2, std::chrono::seconds(60));
+  Ranks ranks(Of(2), std::chrono::seconds(60));
   std::thread first([&] {
     std::string received;
     EXPECT_TRUE(Allgather(&ranks[0], {"same"}, "x", 1, 1, &received).ok());
@@ -430,7 +435,7 @@ TEST_P(RanksErrorTest, TwoOperationsOfOneNameAtTheSameTime) {
 }
 
 TEST_P(RanksErrorTest, DataOfAnotherFormAreRefused) {
-  Ranks ranks(sockets(), 2);
+  Ranks ranks(Of(2));
   ranks.Run([&](int r) {
     std::string received;
     const Group::Operation operation{"g", 0, r == 0 ? "float" : "int32"};
@@ -443,7 +448,7 @@ TEST_P(RanksErrorTest, DataOfAnotherFormAreRefused) {
 
 // The rows of rank 0 for rank 1 are too many for an announcement; rank 1 has no memory for them.
 TEST_P(RanksErrorTest, AResultWithoutMemory) {
-  Ranks ranks(sockets(), 2);
+  Ranks ranks(Of(2));
   const std::string data(1 << 20, 'x');
   ranks.Run([&](int r) {
     const Status status =
@@ -457,7 +462,7 @@ TEST_P(RanksErrorTest, AResultWithoutMemory) {
 }
 
 TEST_P(RanksErrorTest, WrongArgumentsOfOneRankAreAnErrorOfAll) {
-  Ranks ranks(sockets(), 3);
+  Ranks ranks(Of(3));
   ranks.Run([&](int r) {
     std::string received;
     std::vector<int64_t> counts;
@@ -477,7 +482,7 @@ TEST_P(RanksErrorTest, WrongArgumentsOfOneRankAreAnErrorOfAll) {
 
 // About the most bytes that an announcement has room for, with any number of ranks.
 TEST_P(RanksTest, SlicesOfAnyLengthNearThatOfAnAnnouncement) {
-  Ranks ranks(sockets(), size());
+  Ranks ranks(GetParam());
   std::vector<int64_t> lengths;
   for (const int64_t most : {128, 9360, 16 << 10}) {
     for (int64_t n = most - 2; n <= most + 2; ++n) lengths.push_back(n);
@@ -509,7 +514,7 @@ TEST_P(RanksTest, SlicesOfAnyLengthNearThatOfAnAnnouncement) {
 
 // Ranks that wait until the other one has taken what they send would wait without end.
 TEST_P(RanksErrorTest, RanksThatSendEachOtherMoreThanTheSystemKeeps) {
-  Ranks ranks(sockets(), 2);
+  Ranks ranks(Of(2));
   const size_t bytes = 32 << 20;
   ranks.Run([&](int r) {
     const std::string data(2 * bytes, static_cast<char>('a' + r));

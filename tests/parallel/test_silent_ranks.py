@@ -1,6 +1,8 @@
-"""Ranks that say nothing more, but whose connections stay: a stopped process, and a cut link.
+"""Ranks that say nothing more: a stopped process, a cut link, and a killed process.
 
-A rank that waits for them gets an error that names them, within the timeout of `init`.
+A rank that waits for them gets an error that names them, within the timeout of `init`; at once, if
+they have ended. Hosts are namespaces of this machine, whose names differ: ranks share memory only
+with ranks of the same name.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -26,22 +29,27 @@ LIMIT = 150
 # Each rank exchanges numbers until that fails, writes the error to a file, and waits for the files
 # of the others, so that no launcher ends them sooner.
 SCRIPT = """
-import json, os, pathlib, signal, sys, time
+import json, os, pathlib, random, sys, threading, time
 
 import tensorflow as tf
 
 import tf_dynemb as de
 from tf_dynemb import communicator
 
-engine, timeout, place, silent = json.loads(sys.argv[1])
+engine, timeout, place, silent, number, size = json.loads(sys.argv[1])
 folder = pathlib.Path(__file__).parent
+# On a busy machine, imports take longer on one rank than the timeout.
+(folder / f"imported.{os.getpid()}").touch()
+while len(list(folder.glob("imported.*"))) < size:
+    time.sleep(0.05)
 de.init(engine, timeout=timeout, **place)
 comm = communicator.get()
 
 
-@tf.function
-def exchange(step):
-    return comm.alltoall(tf.fill([4 * comm.size], step), tf.fill([comm.size], 4), "numbers")
+@tf.function(reduce_retracing=True)
+def exchange(step, rows):
+    data = tf.fill([rows * comm.size], step)
+    return comm.alltoall(data, tf.fill([comm.size], rows), "numbers")
 
 
 def write(name, **content):
@@ -59,11 +67,13 @@ def wait_for(name, ranks):
 try:
     for step in range(10**6):
         begin = time.monotonic()
-        exchange(tf.constant(step))
+        # With their announcement, after it and forwarded, and after it but not forwarded.
+        exchange(tf.constant(step), tf.constant((4, 5_000, 50_000)[step % 3]))
         if step == 20:
             write("ready")
             if comm.rank in silent:
-                os.kill(os.getpid(), signal.SIGSTOP)
+                moment = random.Random(number).uniform(0, 0.05)
+                threading.Timer(moment, os.kill, (os.getpid(), number)).start()
 except tf.errors.OpError as error:
     write("error", waited=time.monotonic() - begin, text=error.message)
     wait_for("error", set(range(comm.size)) - set(silent))
@@ -107,7 +117,7 @@ def test_a_rank_that_is_stopped(tmp_path, engine):
     reason = launch.missing(engine)
     if reason is not None:
         pytest.skip(reason)
-    arguments = json.dumps([engine, TIMEOUT, {}, [1]])
+    arguments = json.dumps([engine, TIMEOUT, {}, [1], signal.SIGSTOP, 3])
     ended = launch.run(
         engine,
         3,
@@ -128,7 +138,55 @@ def test_a_rank_that_is_stopped(tmp_path, engine):
 
 
 @pytest.fixture
-def two_networks():
+def two_hosts():
+    """The commands by which processes run on two machines, to judge by their names."""
+    name = 'echo $1 >/proc/sys/kernel/hostname && shift && exec "$@"'
+    hosts = [["unshare", "--uts", "sh", "-c", name, "sh", f"host-{side}"] for side in "ab"]
+    if shutil.which("unshare") is None or subprocess.run([*hosts[0], "true"]).returncode:
+        pytest.skip("namespaces are not permitted")
+    return hosts
+
+
+def start(prefix, script, rank, size, address, silent, number):
+    """Starts a rank in a namespace."""
+    place = {"rank": rank, "size": size, "address": address}
+    arguments = json.dumps(["gloo", TIMEOUT, place, silent, number, size])
+    environment = {**os.environ, **launch.ENVIRONMENT}
+    return subprocess.Popen([*prefix, sys.executable, script, arguments], env=environment)
+
+
+def end(ranks):
+    for process in ranks:
+        process.kill()  # also if it is stopped
+        process.wait()
+
+
+@pytest.mark.parametrize("layout", ["aaab", "aabb", "aaaa"])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_rank_of_two_hosts(tmp_path, two_hosts, number, layout):
+    """Rank 1 is killed or stopped at any moment of its exchanges."""
+    script = written(tmp_path)
+    ranks = []
+    try:
+        for rank, side in enumerate(layout):
+            prefix = two_hosts["ab".index(side)]
+            ranks.append(start(prefix, script, rank, 4, "127.0.0.1:29401", [1], number))
+        for rank, process in enumerate(ranks):
+            if rank != 1:
+                assert process.wait(LIMIT) == 3
+    finally:
+        end(ranks)
+    found = errors(tmp_path)
+    assert found.keys() == {0, 2, 3}
+    for text in found.values():
+        if number == signal.SIGKILL:
+            assert re.search(r"rank 1 has ended, or its connection is lost", text), text
+        else:
+            assert 1 in named(text), text
+
+
+@pytest.fixture
+def two_networks(two_hosts):
     """Two connected network namespaces: the commands that run in each, and a function that cuts."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         pytest.skip("network namespaces need root and `ip`")
@@ -152,7 +210,10 @@ def two_networks():
         except subprocess.CalledProcessError as error:
             pytest.skip(f"network namespaces are not permitted: {error.stderr.decode().strip()}")
         yield (
-            [["ip", "netns", "exec", space] for space in spaces],
+            [
+                ["ip", "netns", "exec", space, *host]
+                for space, host in zip(spaces, two_hosts, strict=True)
+            ],
             lambda: ip("-n", spaces[0], "link", "set", links[0], "down"),
         )
 
@@ -164,21 +225,14 @@ def test_a_link_that_is_cut(tmp_path, two_networks):
     ranks = []
     try:
         for rank in range(4):
-            place = {"rank": rank, "size": 4, "address": "10.99.7.1:29400"}
-            command = [sys.executable, script, json.dumps(["gloo", TIMEOUT, place, []])]
-            ranks.append(
-                subprocess.Popen(
-                    [*networks[rank // 2], *command], env={**os.environ, **launch.ENVIRONMENT}
-                )
-            )
+            prefix = networks[rank // 2]
+            ranks.append(start(prefix, script, rank, 4, "10.99.7.1:29400", [], 0))
         wait_for(tmp_path, "ready", 4)
         cut()
         for process in ranks:
             assert process.wait(LIMIT) == 3
     finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
+        end(ranks)
     found = errors(tmp_path)
     assert found.keys() == {0, 1, 2, 3}
     for side, beyond in (({0, 1}, {2, 3}), ({2, 3}, {0, 1})):

@@ -324,8 +324,8 @@ def calls_of_ranks():
         Call(
             "ranks_connect",
             {"group": Spec(tf.resource, [], "new_group"),
-             "addresses": Spec(text, [None], "addresses")},
-            [], wrong_shapes=[("addresses", [])],
+             "addresses": Spec(text, [None], "addresses"), "hosts": Spec(text, [None], "hosts")},
+            [], wrong_shapes=[("addresses", []), ("hosts", [])],
         ),
         Call(
             "ranks_join_mpi", {"library": scalar("no_library", text), "timeout": timeout},

@@ -105,6 +105,7 @@ VALUES = {
     "listening": lambda v: listening(v),
     "new_group": lambda v: v.listening.group,
     "addresses": lambda v: v.listening.addresses,
+    "hosts": lambda _: tf.constant(["host"]),
     "group": lambda v: connected(*listening(v)),
     "left_group": lambda v: connected(*listening(v)),
     # An exchange, in which the other rank has asked for as many rows.
@@ -149,7 +150,7 @@ def listening(v):
 
 
 def connected(group, addresses):
-    ops.dynemb_ranks_connect(group, addresses)
+    ops.dynemb_ranks_connect(group, addresses, ["host"] * len(addresses))
     return group
 
 

@@ -208,8 +208,12 @@ def over_gloo(
     secret: str | None,
     job: str = "",
     tls: Tls | None = None,
+    machine: str | None = None,
 ) -> Operators:
     """Meets the other ranks at rank 0, and connects every two by Gloo, with TLS if it is given.
+
+    Ranks with the same `machine` share memory if they can, and forward small messages for each
+    other (cc/ranks/hosts_wire.h). It is the name of this machine unless a benchmark gives another.
 
     Raises:
         OSError: as `Rendezvous`.
@@ -218,7 +222,7 @@ def over_gloo(
     """
     meeting = Rendezvous(rank, size, host, port, timeout, secret, job, tls)
     try:
-        hosts = meeting.allgather(socket.gethostname().encode())
+        hosts = meeting.allgather((machine or socket.gethostname()).encode())
         number = local_ranks([host.decode() for host in hosts])[rank]
         choose_gpu(number)
         library = _ops.library()
@@ -232,7 +236,7 @@ def over_gloo(
             )
             # What each rank has for this one.
             own = meeting.alltoall(addresses.numpy().tolist())
-            library.dynemb_ranks_connect(group, own)
+            library.dynemb_ranks_connect(group, own, hosts)
     finally:
         meeting.close()
     return Operators(group, rank, size, number)

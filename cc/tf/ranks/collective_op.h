@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "cc/ranks/gloo_wire.h"
 #include "cc/ranks/group.h"
+#include "cc/ranks/hosts_wire.h"
 #include "cc/ranks/nccl.h"
 #include "cc/tf/place.h"
 #include "cc/tf/table_resource.h"
@@ -34,11 +35,19 @@ class GroupResource : public tf::ResourceBase {
 
   std::string DebugString() const override { return "a group of ranks"; }
 
-  absl::Status Connect(const std::vector<std::string>& addresses) {
+  absl::Status Connect(const std::vector<std::string>& addresses,
+                       const std::vector<std::string>& hosts) {
     if (listening_ == nullptr) return absl::FailedPreconditionError("group is connected already");
-    const Status status = listening_->Connect(addresses);
+    if (hosts.size() != addresses.size()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(hosts.size(), " hosts for ", addresses.size(), " addresses"));
+    }
+    Status status = listening_->Connect(addresses);
     if (!status.ok()) return OfGroup(status);
-    group_ = std::make_unique<Group>(std::move(listening_));
+    std::unique_ptr<Wire> wire;
+    status = HostsWire::Join(std::move(listening_), hosts, &wire);
+    if (!status.ok()) return OfGroup(status);
+    group_ = std::make_unique<Group>(std::move(wire));
     return absl::OkStatus();
   }
   // Null before Connect.

@@ -94,10 +94,17 @@ class ConnectOp : public DynembOp {
   absl::Status Run(tf::OpKernelContext* ctx) override {
     tf::core::RefCountPtr<GroupResource> group;
     TF_RETURN_IF_ERROR(GetGroup(ctx, &group));
-    const tf::Tensor& given = ctx->input(1);
-    if (given.dims() != 1) return absl::InvalidArgumentError("addresses must be a vector");
-    const auto texts = given.vec<tf::tstring>();
-    return group->Connect({texts.data(), texts.data() + texts.size()});
+    std::vector<std::string> texts[2];
+    for (int i = 0; i < 2; ++i) {
+      const tf::Tensor& given = ctx->input(1 + i);
+      if (given.dims() != 1) {
+        return absl::InvalidArgumentError(
+            absl::StrCat(i == 0 ? "addresses" : "hosts", " must be a vector"));
+      }
+      const auto vector = given.vec<tf::tstring>();
+      texts[i].assign(vector.data(), vector.data() + vector.size());
+    }
+    return group->Connect(texts[0], texts[1]);
   }
 };
 

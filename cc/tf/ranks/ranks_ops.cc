@@ -40,10 +40,12 @@ REGISTER_OP("DynembRanksListen")
 REGISTER_OP("DynembRanksConnect")
     .Input("group: resource")
     .Input("addresses: string")
+    .Input("hosts: string")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       TF_RETURN_IF_ERROR(Scalar(c, 0));
-      return IsVector(c, 1);
+      TF_RETURN_IF_ERROR(IsVector(c, 1));
+      return IsVector(c, 2);
     });
 
 REGISTER_OP("DynembRanksLeave")
