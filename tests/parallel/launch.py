@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 
 # The engines, by the names that `init` has for them; the first one runs all cases. NCCL has a
 # stand-in on the fake GPU (tools/fake_gpu.sh).
@@ -77,12 +78,15 @@ class Ended:
         return "\n".join(kept[-60:])
 
 
-def _launcher(engine: str, ranks: int) -> list[str]:
+def launcher(engine: str, ranks: int, options: Sequence[str] = ()) -> list[str]:
+    """Returns the command of the launcher, with more options, before that of the ranks."""
     if engine in ("gloo", "nccl"):
-        return [sys.executable, "-m", "tf_dynemb", "run", "-np", str(ranks)]
-    if engine == "mpi":
-        return [str(MPIEXEC), "-n", str(ranks)]
-    return [sys.executable, "-c", HOROVODRUN, "--gloo", "--disable-cache", "-np", str(ranks)]
+        words = [sys.executable, "-m", "tf_dynemb", "run", "-np"]
+    elif engine == "mpi":
+        words = [str(MPIEXEC), "-n"]
+    else:
+        words = [sys.executable, "-c", HOROVODRUN, "--gloo", "--disable-cache", "-np"]
+    return [*words, str(ranks), *options]
 
 
 def run(
@@ -92,16 +96,20 @@ def run(
     log: pathlib.Path,
     limit: float,
     cwd: pathlib.Path | None = None,
+    options: Sequence[str] = (),
     **environment: str,
 ) -> Ended:
-    """Runs a command as several ranks, for at most `limit` seconds; writes its output to `log`."""
+    """Runs a command as several ranks, for at most `limit` seconds; writes its output to `log`.
+
+    `options` are those of `launcher`.
+    """
     reason = missing(engine)
     if reason is not None:
         raise RuntimeError(reason)
     start = time.monotonic()
     with log.open("w") as output:
         process = subprocess.Popen(
-            [*_launcher(engine, ranks), *command],
+            [*launcher(engine, ranks, options), *command],
             cwd=cwd,
             env={**os.environ, **ENVIRONMENT, **environment},
             stdin=subprocess.DEVNULL,
