@@ -26,7 +26,8 @@ import tensorflow as tf
 import tf_dynemb as de
 from tf_dynemb import communicator
 from tf_dynemb.communicator import Communicator
-from tf_dynemb.ranks import operators, tls
+from tf_dynemb.ranks import tls
+from tf_dynemb.ranks.engines import find_mpi, over_gloo, over_mpi
 
 TABLES, DIM, SAMPLES, ROWS = 26, 16, 8192, 100_000
 WORDS = TABLES * SAMPLES * DIM
@@ -64,11 +65,11 @@ def start_horovod(comm: Communicator) -> Communicator:
 
 def join(engines: list[str]) -> tuple[dict[str, Communicator], dict[str, float]]:
     """Returns the communicator of each engine, and the seconds that it took to join it."""
-    library = operators.find_mpi(os.environ)
+    library = find_mpi(os.environ)
     if library is None:
         raise RuntimeError("Start this with mpiexec: pip install mpich.")
     begin = time.monotonic()
-    mpi: Communicator = operators.over_mpi(library, 60)
+    mpi: Communicator = over_mpi(library, 60)
     comms, seconds = {}, {}
     for engine in engines:
         if engine != "mpi":
@@ -77,7 +78,7 @@ def join(engines: list[str]) -> tuple[dict[str, Communicator], dict[str, float]]
             comms[engine] = mpi
         elif engine in ("gloo", "tls"):
             encryption = tls.find(os.environ) if engine == "tls" else None
-            comms[engine] = operators.over_gloo(
+            comms[engine] = over_gloo(
                 mpi.rank, mpi.size, "127.0.0.1", 29511, 60, None, "", encryption
             )
         else:

@@ -196,7 +196,7 @@ def run(options: argparse.Namespace) -> dict[str, float] | None:
     """Trains, tests and measures; rank 0 returns the figures that it printed."""
     for device in tf.config.list_physical_devices("GPU"):
         tf.config.experimental.set_memory_growth(device, True)  # leaves room for the tables
-    de.init()  # joins the ranks that a launcher has started, each on a GPU of its own
+    de.init()  # joins the ranks that a launcher has started, and gives each a GPU
     comm = communicator.get()
     if options.batch_size % comm.size:
         raise ValueError(f"--batch-size {options.batch_size} is no multiple of {comm.size} ranks")

@@ -1,6 +1,6 @@
 """Cases for test_nccl.py, which two or four ranks run; the name keeps pytest from collecting them.
 
-Each rank has a fake GPU of its own, and NCCL is tests/fake_nccl.
+Each rank has another fake GPU, and NCCL is tests/fake_nccl.
 """
 
 import os

