@@ -31,6 +31,8 @@ class TlsPair : public tcp::Pair {
           std::shared_ptr<const Tls> tls)
       : Pair(context, device, rank, timeout), tls_(std::move(tls)) {}
 
+  using Pair::listen;
+
   ~TlsPair() override {
     std::lock_guard<std::mutex> lock(m_);
     if (state_ != CLOSED) TlsPair::changeState(CLOSED);
@@ -141,9 +143,12 @@ class TlsContext : public tcp::Context {
       : Context(std::move(device), rank, size), tls_(std::move(tls)) {}
 
   std::unique_ptr<gloo::transport::Pair>& createPair(int rank) override {
-    auto& pair = pairs_[static_cast<size_t>(rank)];
-    pair = std::make_unique<TlsPair>(this, device_.get(), rank, getTimeout(), tls_);
-    return pair;
+    auto made = std::make_unique<TlsPair>(this, device_.get(), rank, getTimeout(), tls_);
+    TlsPair* const pair = made.get();
+    auto& place = pairs_[static_cast<size_t>(rank)];
+    place = std::move(made);
+    pair->listen();  // of bazel/gloo.patch: Gloo's constructor would call it
+    return place;
   }
 
  private:

@@ -160,7 +160,7 @@ INSTANTIATE_TEST_SUITE_P(Settings, RandomCollectivesTest,
 // Random operations of four ranks, in three threads of each; all results are those of a model.
 TEST_P(RandomCollectivesTest, FourRanksInThreads) {
   constexpr int kThreads = 3;
-  const size_t per_thread = Longer(kSanitized ? 60 : 300);
+  const size_t per_thread = Longer(kSanitized ? 30 : 300);
   Ranks ranks(GetParam());
   const auto run = [&](int r, int thread) {
     const auto size = static_cast<size_t>(ranks.size());

@@ -198,9 +198,10 @@ class Communicator {
   }
 
   void Run() {
-    Set(Connect());
+    const int connected = Connect();
     {
       std::lock_guard<std::mutex> lock(mutex_);
+      result_ = connected;
       has_joined_ = true;
     }
     for (;;) {

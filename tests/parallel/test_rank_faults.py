@@ -89,6 +89,9 @@ NAMED = {
     "absent": "MPI has not started for 10 s: not all ranks have started",
 }
 FAULTS = ("kill", "stop", "full", "late", "order", "absent")
+HOROVODS = (
+    r"Horovod has been shut down|Timed out waiting \d+ms for|[Cc]onnection (reset|closed) by peer"
+)
 # Horovod's settings, instead of the timeout of `init`, and what it says.
 HOROVOD = {
     "HOROVOD_GLOO_TIMEOUT_SECONDS": "20",  # also for ranks to come
@@ -144,9 +147,14 @@ def test_the_fault_of_a_rank_on_horovod(tmp_path, fault):
         assert found == {}
         assert "Wait timeout after 20 seconds for key(s): 1." in ended.output
         return
-    assert found.keys() >= {0, 2}, ended.tail()
+    if fault == "kill":  # horovodrun ends the others soon
+        assert found.keys() <= {0, 2}
+        assert "Process 1 exit with status code 137" in ended.output, ended.tail()
+    else:
+        assert found.keys() >= {0, 2}, ended.tail()
     for text in found.values():
-        assert "Horovod has been shut down" in text
+        # It depends on the moment.
+        assert re.search(HOROVODS, text), text
     if fault in ("late", "order"):
         assert re.search(r"\b1!?: \[.*\bnumbers\b.*\]", ended.output), ended.tail()
 
