@@ -7,7 +7,7 @@
 # Not PYTHON: that is the Python that a caller names for the set-up.
 VENV_PYTHON := .venv/bin/python
 BAZEL ?= $(shell command -v bazel || command -v bazelisk || echo bazel)
-CPP = $(shell find cc tests/cc tests/cuda tests/fake_cuda tests/fake_gpu tests/crash benchmarks/cc benchmarks/cuda examples/serving_c -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.cuh' -o -name '*.c')
+CPP = $(shell find cc tests/cc tests/cuda tests/fake_cuda tests/fake_gpu tests/fake_nccl tests/crash benchmarks/cc benchmarks/cuda examples/serving_c -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.cuh' -o -name '*.c')
 # Extra arguments for train, test and bench: make test ARGS="-k lookup".
 ARGS ?=
 # The number of processes that run Python tests. Most tests keep one core busy. The cases that run on ranks stay in one process
