@@ -258,11 +258,45 @@ def two_networks(two_hosts):
         )
 
 
-def test_a_link_that_is_cut(tmp_path, two_networks):
-    """Two ranks of Gloo on each side. Each side names ranks of the other one."""
-    networks, cut = two_networks
-    prefixes = [networks[0], networks[0], networks[1], networks[1]]
-    found = run_ranks(tmp_path, prefixes, "", [], "10.99.7.1:29400", cut)
+def check_sides(found):
+    """Each side names ranks of the other one."""
     assert found.keys() == {0, 1, 2, 3}
     for side, beyond in (({0, 1}, {2, 3}), ({2, 3}, {0, 1})):
         assert any(named(found[rank]) & beyond for rank in side), found
+
+
+def test_a_link_that_is_cut(tmp_path, two_networks):
+    networks, cut = two_networks
+    prefixes = [networks[0], networks[0], networks[1], networks[1]]
+    check_sides(run_ranks(tmp_path, prefixes, "", [], "10.99.7.1:29400", cut))
+
+
+def test_a_link_of_mpi_that_is_cut(tmp_path, two_networks):
+    skip_without("mpi")
+    networks, cut = two_networks
+    # MPICH would use the memory of the machine, whatever the names of hosts and networks.
+    only_tcp = {
+        "MPIR_CVAR_NOLOCAL": "1",
+        "UCX_TLS": "tcp",
+        "UCX_NET_DEVICES": LINK,
+        "FI_PROVIDER": "tcp",
+        "FI_TCP_IFACE": LINK,
+    }
+    rank = command(tmp_path, "mpi", 4)
+    words = [*launch.launcher("mpi", 2, ["-disable-auto-cleanup"]), *networks[0], *rank]
+    words += [":", "-n", "2", *networks[1], *rank]
+    environment = {**os.environ, **launch.ENVIRONMENT, **only_tcp}
+    with (tmp_path / "log").open("w") as log:
+        launcher = subprocess.Popen(words, env=environment, stdout=log, stderr=log)
+        try:
+            wait_for(tmp_path, "ready", 4)
+            name = f"/sys/class/net/{LINK}/statistics/tx_bytes"
+            sent = subprocess.run([*networks[0], "cat", name], capture_output=True, check=True)
+            if int(sent.stdout) < 1_000_000:
+                pytest.skip("this MPI uses another way than the link")
+            cut()
+            launcher.wait(LIMIT)
+        finally:
+            launcher.kill()
+            launcher.wait()
+    check_sides(errors(tmp_path))
