@@ -1,6 +1,5 @@
 #include "cc/ranks/mpi_wire.h"
 
-#include <dlfcn.h>
 #include <sched.h>
 #include <unistd.h>
 
@@ -13,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "cc/ranks/shared_library.h"
 #include "cc/table/monotonic.h"
 
 namespace dynemb {
@@ -85,34 +85,28 @@ struct MpiWire::Membership {
 
 Status MpiWire::Mpi::Load(const std::string& library) {
   // Its plugins look for its symbols among the symbols of the process.
-  void* const loaded = dlopen(library.c_str(), RTLD_NOW | RTLD_GLOBAL);
-  if (loaded == nullptr) return FailedPrecondition(dlerror());
-  const char* missing = nullptr;
-  const auto get = [&](auto* function, const char* name) {
-    void* const symbol = dlsym(loaded, name);
-    if (symbol == nullptr) missing = name;
-    *function = reinterpret_cast<std::decay_t<decltype(*function)>>(symbol);
-  };
-  get(&initialized, "MPI_Initialized");
-  get(&finalized, "MPI_Finalized");
-  get(&init_thread, "MPI_Init_thread");
-  get(&query_thread, "MPI_Query_thread");
-  get(&finalize, "MPI_Finalize");
-  get(&set_error_handler, "MPI_Comm_set_errhandler");
-  get(&duplicate, "MPI_Comm_dup");
-  get(&comm_rank, "MPI_Comm_rank");
-  get(&comm_size, "MPI_Comm_size");
-  get(&get_attribute, "MPI_Comm_get_attr");
-  get(&get_version, "MPI_Get_library_version");
-  get(&error_text, "MPI_Error_string");
-  get(&send, "MPI_Isend");
-  get(&receive, "MPI_Irecv");
-  get(&test, "MPI_Test");
-  get(&cancel, "MPI_Cancel");
-  if (dlsym(loaded, "ompi_mpi_comm_world") != nullptr) {
-    get(&world, "ompi_mpi_comm_world");
-    get(&byte, "ompi_mpi_byte");
-    get(&errors_return, "ompi_mpi_errors_return");
+  SharedLibrary loaded(library, RTLD_NOW | RTLD_GLOBAL);
+  DYNEMB_RETURN_IF_ERROR(loaded.status());
+  loaded.Find(&initialized, "MPI_Initialized");
+  loaded.Find(&finalized, "MPI_Finalized");
+  loaded.Find(&init_thread, "MPI_Init_thread");
+  loaded.Find(&query_thread, "MPI_Query_thread");
+  loaded.Find(&finalize, "MPI_Finalize");
+  loaded.Find(&set_error_handler, "MPI_Comm_set_errhandler");
+  loaded.Find(&duplicate, "MPI_Comm_dup");
+  loaded.Find(&comm_rank, "MPI_Comm_rank");
+  loaded.Find(&comm_size, "MPI_Comm_size");
+  loaded.Find(&get_attribute, "MPI_Comm_get_attr");
+  loaded.Find(&get_version, "MPI_Get_library_version");
+  loaded.Find(&error_text, "MPI_Error_string");
+  loaded.Find(&send, "MPI_Isend");
+  loaded.Find(&receive, "MPI_Irecv");
+  loaded.Find(&test, "MPI_Test");
+  loaded.Find(&cancel, "MPI_Cancel");
+  if (loaded.Has("ompi_mpi_comm_world")) {
+    loaded.Find(&world, "ompi_mpi_comm_world");
+    loaded.Find(&byte, "ompi_mpi_byte");
+    loaded.Find(&errors_return, "ompi_mpi_errors_return");
     thread_multiple = 3, tag_limit = 0, ignored_status = nullptr;
   } else if (library.find("mpi_abi") != std::string::npos) {  // MPI 5.0, appendix A.2
     world = 0x101, byte = 0x247, errors_return = 0x143;
@@ -121,8 +115,7 @@ Status MpiWire::Mpi::Load(const std::string& library) {
     world = 0x44000000, byte = 0x4c00010d, errors_return = 0x54000001;
     thread_multiple = 3, tag_limit = 0x64400001, ignored_status = reinterpret_cast<void*>(1);
   }
-  if (missing != nullptr) return FailedPrecondition(library + " has no " + missing);
-  return Status();
+  return loaded.status();
 }
 
 std::string MpiWire::Mpi::Error(const char* call, int code) const {

@@ -1,12 +1,11 @@
 #include "cc/ranks/nccl.h"
 
-#include <dlfcn.h>
-
 #include <climits>
 #include <cstddef>
 #include <cstdint>
-#include <type_traits>
 #include <utility>
+
+#include "cc/ranks/shared_library.h"
 
 namespace dynemb {
 namespace {
@@ -46,28 +45,21 @@ Nccl::Nccl(std::unique_ptr<Library> library) : library_(std::move(library)) {}
 Nccl::~Nccl() = default;
 
 Status Nccl::Load(const std::string& library, std::unique_ptr<Nccl>* nccl) {
-  void* const loaded = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (loaded == nullptr) return FailedPrecondition(dlerror());
+  SharedLibrary loaded(library, RTLD_NOW | RTLD_LOCAL);
   auto found = std::make_unique<Library>();
-  const char* missing = nullptr;
-  const auto get = [&](auto* function, const char* name) {
-    void* const symbol = dlsym(loaded, name);
-    if (symbol == nullptr) missing = name;
-    *function = reinterpret_cast<std::decay_t<decltype(*function)>>(symbol);
-  };
-  get(&found->get_version, "ncclGetVersion");
-  get(&found->get_id, "ncclGetUniqueId");
-  get(&found->join, "ncclCommInitRankConfig");
-  get(&found->start_group, "ncclGroupStart");
-  get(&found->end_group, "ncclGroupEnd");
-  get(&found->send, "ncclSend");
-  get(&found->receive, "ncclRecv");
-  get(&found->get_error, "ncclCommGetAsyncError");
-  get(&found->abort, "ncclCommAbort");
-  get(&found->error_text, "ncclGetErrorString");
-  get(&found->last_error, "ncclGetLastError");
-  if (missing != nullptr) {
-    return FailedPrecondition(library + " has no " + missing + ": NCCL 2.14 or later is required");
+  loaded.Find(&found->get_version, "ncclGetVersion");
+  loaded.Find(&found->get_id, "ncclGetUniqueId");
+  loaded.Find(&found->join, "ncclCommInitRankConfig");
+  loaded.Find(&found->start_group, "ncclGroupStart");
+  loaded.Find(&found->end_group, "ncclGroupEnd");
+  loaded.Find(&found->send, "ncclSend");
+  loaded.Find(&found->receive, "ncclRecv");
+  loaded.Find(&found->get_error, "ncclCommGetAsyncError");
+  loaded.Find(&found->abort, "ncclCommAbort");
+  loaded.Find(&found->error_text, "ncclGetErrorString");
+  loaded.Find(&found->last_error, "ncclGetLastError");
+  if (!loaded.status().ok()) {
+    return FailedPrecondition("NCCL 2.14 or later is required: " + loaded.status().message());
   }
   std::unique_ptr<Nccl> made(new Nccl(std::move(found)));
   DYNEMB_RETURN_IF_ERROR(

@@ -1,7 +1,5 @@
 #include "cc/ranks/tls.h"
 
-#include <dlfcn.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <climits>
@@ -13,8 +11,9 @@
 #include <mutex>
 #include <new>
 #include <shared_mutex>
-#include <type_traits>
 #include <vector>
+
+#include "cc/ranks/shared_library.h"
 
 namespace dynemb {
 namespace {
@@ -79,41 +78,33 @@ struct Tls::OpenSsl {
 };
 
 Status Tls::OpenSsl::Load(const char* name) {
-  void* const loaded = dlopen(name, RTLD_NOW | RTLD_LOCAL);
-  if (loaded == nullptr) return FailedPrecondition(dlerror());
-  const char* missing = nullptr;
-  const auto get = [&](auto* function, const char* symbol_name) {
-    void* const symbol = dlsym(loaded, symbol_name);
-    if (symbol == nullptr) missing = symbol_name;
-    *function = reinterpret_cast<std::decay_t<decltype(*function)>>(symbol);
-  };
-  get(&method, "TLS_method");
-  get(&new_context, "SSL_CTX_new");
-  get(&free_context, "SSL_CTX_free");
-  get(&control, "SSL_CTX_ctrl");
-  get(&set_tickets, "SSL_CTX_set_num_tickets");
-  get(&set_verify, "SSL_CTX_set_verify");
-  get(&set_password, "SSL_CTX_set_default_passwd_cb");
-  get(&load_authority, "SSL_CTX_load_verify_locations");
-  get(&use_certificate, "SSL_CTX_use_certificate_chain_file");
-  get(&use_key, "SSL_CTX_use_PrivateKey_file");
-  get(&check_key, "SSL_CTX_check_private_key");
-  get(&new_session, "SSL_new");
-  get(&free_session, "SSL_free");
-  get(&set_socket, "SSL_set_fd");
-  get(&set_client, "SSL_set_connect_state");
-  get(&set_server, "SSL_set_accept_state");
-  get(&handshake, "SSL_do_handshake");
-  get(&read, "SSL_read");
-  get(&write, "SSL_write");
-  get(&error, "SSL_get_error");
-  get(&verified, "SSL_get_verify_result");
-  get(&verify_text, "X509_verify_cert_error_string");
-  get(&next_error, "ERR_get_error");
-  get(&error_text, "ERR_error_string_n");
-  get(&clear_errors, "ERR_clear_error");
-  // The library stays loaded: another one of the process may use it.
-  return missing == nullptr ? Status() : FailedPrecondition(std::string("no ") + missing);
+  SharedLibrary loaded(name, RTLD_NOW | RTLD_LOCAL);
+  loaded.Find(&method, "TLS_method");
+  loaded.Find(&new_context, "SSL_CTX_new");
+  loaded.Find(&free_context, "SSL_CTX_free");
+  loaded.Find(&control, "SSL_CTX_ctrl");
+  loaded.Find(&set_tickets, "SSL_CTX_set_num_tickets");
+  loaded.Find(&set_verify, "SSL_CTX_set_verify");
+  loaded.Find(&set_password, "SSL_CTX_set_default_passwd_cb");
+  loaded.Find(&load_authority, "SSL_CTX_load_verify_locations");
+  loaded.Find(&use_certificate, "SSL_CTX_use_certificate_chain_file");
+  loaded.Find(&use_key, "SSL_CTX_use_PrivateKey_file");
+  loaded.Find(&check_key, "SSL_CTX_check_private_key");
+  loaded.Find(&new_session, "SSL_new");
+  loaded.Find(&free_session, "SSL_free");
+  loaded.Find(&set_socket, "SSL_set_fd");
+  loaded.Find(&set_client, "SSL_set_connect_state");
+  loaded.Find(&set_server, "SSL_set_accept_state");
+  loaded.Find(&handshake, "SSL_do_handshake");
+  loaded.Find(&read, "SSL_read");
+  loaded.Find(&write, "SSL_write");
+  loaded.Find(&error, "SSL_get_error");
+  loaded.Find(&verified, "SSL_get_verify_result");
+  loaded.Find(&verify_text, "X509_verify_cert_error_string");
+  loaded.Find(&next_error, "ERR_get_error");
+  loaded.Find(&error_text, "ERR_error_string_n");
+  loaded.Find(&clear_errors, "ERR_clear_error");
+  return loaded.status();
 }
 
 Status Tls::OpenSsl::Find(const std::string& library, const OpenSsl** found) {
@@ -141,7 +132,7 @@ Status Tls::OpenSsl::Find(const std::string& library, const OpenSsl** found) {
       *found = &loaded->emplace(library, functions).first->second;
       return Status();
     }
-    reasons += std::string(reasons.empty() ? "" : "; ") + name + ": " + status.message();
+    reasons += (reasons.empty() ? "" : "; ") + status.message();
   }
   return FailedPrecondition(
       "TLS between ranks needs the shared libraries of OpenSSL 1.1.1 or 3, and none was found (" +
