@@ -385,6 +385,8 @@ def test_gpu_kernels_declare_their_arguments_in_host_memory():
         "DynembSumReceived",
         "DynembOwners",
         "DynembExchangeStats",
+        "DynembRanksAlltoall",
+        "DynembRanksAllgather",
     }
     for name in on_tables & found.keys():
         assert found[name] & {"handle", "handles"}
@@ -399,6 +401,8 @@ def test_gpu_kernels_declare_their_arguments_in_host_memory():
     assert found["DynembReceiveKeys"] == {"splits", "counts"}
     assert found["DynembPackRows"] == {"splits", "counts"}
     assert found["DynembUnpackRows"] == {"counts", "sent"}
+    assert found["DynembRanksAlltoall"] == {"group", "splits", "received_splits"}
+    assert found["DynembRanksAllgather"] == {"group"}
     counts = {"received", "sent", "asked", "served"}
     assert found["DynembPoolRows"] == {"handles", "bags", "num_bags"} | counts
     assert found["DynembPoolRowsGrad"] == {"bags", "counts", "splits"}
