@@ -178,19 +178,15 @@ def two_hosts():
     return hosts
 
 
-def run_ranks(folder, prefixes, fault, faulty, address, then=lambda: None):
-    """Runs a rank by each command, until all that are not faulty have their error."""
+def run_ranks(folder, commands, faulty, then=lambda: None):
+    """Runs ranks by their commands, until all that are not faulty have their error."""
     environment = {**os.environ, **launch.ENVIRONMENT}
     ranks = []
     try:
         with (folder / "log").open("w") as log:
-            for rank, prefix in enumerate(prefixes):
-                place = {"rank": rank, "size": len(prefixes), "address": address}
-                words = command(folder, "gloo", len(prefixes), fault, faulty, **place)
-                ranks.append(
-                    subprocess.Popen([*prefix, *words], env=environment, stdout=log, stderr=log)
-                )
-        wait_for(folder, "ready", len(prefixes))
+            for words in commands:
+                ranks.append(subprocess.Popen(words, env=environment, stdout=log, stderr=log))
+        wait_for(folder, "ready", len(commands))
         then()
         for rank, process in enumerate(ranks):
             if rank not in faulty:
@@ -199,14 +195,23 @@ def run_ranks(folder, prefixes, fault, faulty, address, then=lambda: None):
         for process in ranks:
             process.kill()  # also if it is stopped
             process.wait()
-    return errors(folder)
+
+
+def placed(prefixes, folder, address, fault="", faulty=()):
+    """The commands of ranks of Gloo, each after another prefix, which meet at an address."""
+    size = len(prefixes)
+    return [
+        [*prefix, *command(folder, "gloo", size, fault, faulty, rank=r, size=size, address=address)]
+        for r, prefix in enumerate(prefixes)
+    ]
 
 
 @pytest.mark.parametrize("layout", ["aaab", "aabb", "aaaa"])
 @pytest.mark.parametrize("fault", ["kill", "stop"])
 def test_the_fault_of_a_rank_of_two_hosts(tmp_path, two_hosts, fault, layout):
     prefixes = [two_hosts["ab".index(side)] for side in layout]
-    found = run_ranks(tmp_path, prefixes, fault, [1], "127.0.0.1:29401")
+    run_ranks(tmp_path, placed(prefixes, tmp_path, "127.0.0.1:29401", fault, [1]), [1])
+    found = errors(tmp_path)
     assert found.keys() == {0, 2, 3}
     for text in found.values():
         if fault == "kill":
@@ -268,7 +273,8 @@ def check_sides(found):
 def test_a_link_that_is_cut(tmp_path, two_networks):
     networks, cut = two_networks
     prefixes = [networks[0], networks[0], networks[1], networks[1]]
-    check_sides(run_ranks(tmp_path, prefixes, "", [], "10.99.7.1:29400", cut))
+    run_ranks(tmp_path, placed(prefixes, tmp_path, "10.99.7.1:29400"), [], cut)
+    check_sides(errors(tmp_path))
 
 
 def test_a_link_of_mpi_that_is_cut(tmp_path, two_networks):
