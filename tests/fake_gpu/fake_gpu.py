@@ -27,6 +27,7 @@ LEFT_OUT_OF_RANKS = (
     "nadam",
     "other_optimizers",
     "test_an_overflow_on_one_rank_only",
+    "test_a_matrix_that_two_features_read",
     "test_repeated_ids_of_a_static_table",
 )
 

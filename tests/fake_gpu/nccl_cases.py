@@ -201,6 +201,37 @@ def test_a_training_step_exchanges_on_the_gpu(comm):
     assert all("GPU" in op.device for op in nodes), [(op.name, op.device) for op in nodes]
 
 
+def test_batches_that_are_looked_up_ahead_train_the_same(comm):
+    """Exchanges of the step and of what is looked up ahead run at the same time."""
+    random = np.random.default_rng(comm.rank)
+    batches = [random.integers(0, 40, (16, 3)) for _ in range(12)]
+
+    def losses(name, prefetch):
+        tables = [
+            de.DynamicVariable(dimension=dim, name=f"{name}{dim}", initializer="normal", seed=dim)
+            for dim in (4, 6)
+        ]
+        optimizer = de.OptimizerWrapper(keras.optimizers.Adagrad(0.5))
+
+        @tf.function(reduce_retracing=True)
+        def step(ids):
+            with tf.GradientTape() as tape:
+                outputs = de.lookup_sparse(tables, ids, combiners=["sum", "mean"])
+                loss = tf.add_n([tf.reduce_mean(tf.square(output - 1)) for output in outputs])
+            gradients = tape.gradient(loss, tables)
+            optimizer.apply_gradients(zip(gradients, tables, strict=True))
+            return loss
+
+        def ids(batch):
+            return [batch, batch + 1]
+
+        if prefetch:
+            return [float(step(ahead)) for _, ahead in de.prefetch_lookup(batches, tables, ids)]
+        return [float(step(ids(batch))) for batch in batches]
+
+    assert losses("ahead", prefetch=True) == losses("plain", prefetch=False)
+
+
 def test_rank_1_ends_while_the_others_wait(comm):
     """The last case: rank 1 ends."""
     check(*exchange(comm, 1, "before"))
