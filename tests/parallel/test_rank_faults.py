@@ -185,13 +185,13 @@ def two_hosts():
     return hosts
 
 
-def run_ranks(folder, commands, faulty, then=lambda: None):
+def run_ranks(folder, commands, faulty, then=lambda: None, variables=lambda rank: {}):
     """Runs ranks by their commands, until all that are not faulty have their error."""
-    environment = {**os.environ, **launch.ENVIRONMENT}
     ranks = []
     try:
         with (folder / "log").open("w") as log:
-            for words in commands:
+            for rank, words in enumerate(commands):
+                environment = {**os.environ, **launch.ENVIRONMENT, **variables(rank)}
                 ranks.append(subprocess.Popen(words, env=environment, stdout=log, stderr=log))
         wait_for(folder, "ready", len(commands))
         then()
@@ -253,6 +253,13 @@ def two_networks(two_hosts):
                 ip("netns", "add", space)
                 stack.callback(ip, "netns", "del", space)
                 stack.callback(end_all_in, space)
+                # `ip netns exec` puts this in the place of /etc/hosts.
+                names = pathlib.Path("/etc/netns", space)
+                names.mkdir(parents=True)
+                stack.callback(shutil.rmtree, names)
+                (names / "hosts").write_text(
+                    "127.0.0.1 localhost\n10.99.7.1 host-a\n10.99.7.2 host-b\n"
+                )
             ends = [[LINK, "netns", space] for space in spaces]
             ip("link", "add", *ends[0], "type", "veth", "peer", "name", *ends[1])
             for number, space in enumerate(spaces, 1):
@@ -313,3 +320,47 @@ def test_a_link_of_mpi_that_is_cut(tmp_path, two_networks):
             launcher.kill()
             launcher.wait()
     check_sides(errors(tmp_path))
+
+
+# Where Horovod's ranks meet, instead of horovodrun, which would need ssh.
+MEETING = """
+import sys
+
+from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
+from horovod.runner.http.http_server import RendezvousServer
+
+server = RendezvousServer()
+print(server.start(), flush=True)
+server.init(get_host_assignments(parse_hosts("a:2,b:2"), 4))
+sys.stdin.read()
+"""
+
+
+def test_a_link_of_horovod_that_is_cut(tmp_path, two_networks):
+    """The errors name nothing."""
+    skip_without("horovod")
+    networks, cut = two_networks
+    meeting = subprocess.Popen(
+        [*networks[0], sys.executable, "-c", MEETING],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    port = int(meeting.stdout.readline())
+
+    def variables(rank):
+        host, local = divmod(rank, 2)
+        values = {"RANK": rank, "SIZE": 4, "LOCAL_RANK": local, "LOCAL_SIZE": 2}
+        values |= {"CROSS_RANK": host, "CROSS_SIZE": 2, "HOSTNAME": "ab"[host]}
+        values |= {"GLOO_RENDEZVOUS_ADDR": "10.99.7.1", "GLOO_RENDEZVOUS_PORT": port}
+        values |= {"CONTROLLER": "gloo", "CPU_OPERATIONS": "gloo"}
+        return HOROVOD | {f"HOROVOD_{name}": str(value) for name, value in values.items()}
+
+    words = command(tmp_path, "horovod", 4)
+    try:
+        run_ranks(tmp_path, [[*networks[r // 2], *words] for r in range(4)], [], cut, variables)
+    finally:
+        meeting.communicate()  # closes its input
+    found = errors(tmp_path, 60)
+    assert found.keys() == {0, 1, 2, 3}
+    for text in found.values():
+        assert re.search(HOROVODS, text), text
