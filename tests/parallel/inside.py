@@ -130,13 +130,15 @@ def _wait_for(number: int, rank: int) -> str:
 
 
 def _is_alive(rank: int) -> bool:
-    pid = FOLDER / f"{rank}.pid"
-    if pid.exists():
-        try:
-            os.kill(int(pid.read_text()), 0)
-        except ProcessLookupError:
-            return False
-    return True
+    path = FOLDER / f"{rank}.pid"
+    if not path.exists():
+        return True
+    try:
+        state = pathlib.Path("/proc", path.read_text(), "stat").read_text().rpartition(")")[2]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    # The launcher may keep one that has ended, so that no other process gets its number.
+    return state.split()[0] != "Z"
 
 
 def _leave() -> None:
