@@ -405,8 +405,9 @@ def started(*arguments, begin=lambda: None, stdout=subprocess.PIPE):
     """Starts a launcher, and ends it."""
 
     def prepare():
-        # A shell lets programs in the background ignore it.
+        # A shell lets programs in the background ignore SIGINT, and nohup SIGHUP.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
         begin()
 
     with subprocess.Popen(
