@@ -27,7 +27,8 @@ import tf_dynemb as de
 from tf_dynemb import communicator
 from tf_dynemb.communicator import Communicator
 from tf_dynemb.ranks import tls
-from tf_dynemb.ranks.engines import find_mpi, over_gloo, over_mpi
+from tf_dynemb.ranks.engines import over_gloo, over_mpi
+from tf_dynemb.ranks.libraries import find_mpi
 
 TABLES, DIM, SAMPLES, ROWS = 26, 16, 8192, 100_000
 WORDS = TABLES * SAMPLES * DIM

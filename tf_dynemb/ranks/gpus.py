@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
-import importlib.util
 import logging
 import os
-import pathlib
 from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.framework import kernels
 
-from tf_dynemb._presence import exists
+from tf_dynemb.ranks.libraries import find_nccl
 from tf_dynemb.ranks.operators import Operators
-
-# The file name of NCCL since version 2.
-_NCCL = "libnccl.so.2"
 
 _log = logging.getLogger("tf_dynemb")
 
@@ -106,26 +100,3 @@ def _obstacle(said: list[Any]) -> str | None:
             machine, number = gpu
             return f"ranks {other} and {rank} have the same GPU, {number} of {machine}"
     return None
-
-
-def find_nccl(environment: Mapping[str, str]) -> str | None:
-    """Returns the name of the NCCL library, or None.
-
-    TF_DYNEMB_NCCL names it outright. Otherwise it is that of the package nvidia-nccl, which
-    `tensorflow[and-cuda]` installs, or one that the loader finds.
-    """
-    if environment.get("TF_DYNEMB_NCCL"):
-        return environment["TF_DYNEMB_NCCL"]
-    try:
-        package = importlib.util.find_spec("nvidia.nccl")
-    except ModuleNotFoundError:  # there is no package `nvidia`
-        package = None
-    for folder in (package and package.submodule_search_locations) or ():
-        path = pathlib.Path(folder) / "lib" / _NCCL
-        if exists(path):
-            return str(path)
-    try:
-        ctypes.CDLL(_NCCL, mode=os.RTLD_LAZY | os.RTLD_LOCAL)
-    except OSError:
-        return None
-    return _NCCL

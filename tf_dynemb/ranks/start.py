@@ -10,9 +10,10 @@ from typing import Any
 from tf_dynemb import communicator
 from tf_dynemb.communicator import SECRET
 from tf_dynemb.ranks import tls
-from tf_dynemb.ranks.engines import find_mpi, over_gloo, over_mpi
+from tf_dynemb.ranks.engines import over_gloo, over_mpi
 from tf_dynemb.ranks.gpus import choose_gpu, use_nccl
 from tf_dynemb.ranks.launchers import Place, find, job, split_address
+from tf_dynemb.ranks.libraries import find_mpi
 from tf_dynemb.ranks.operators import Operators
 
 ENGINES = ("gloo", "mpi", "nccl", "horovod")
