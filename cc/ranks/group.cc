@@ -164,12 +164,7 @@ struct Group::Call {
   // No slice to another rank has more than `most` bytes, which is the same on all ranks.
   Status Exchange(size_t most, const Slices& to, const Slices& from) {
     Status status = wire->ExchangeAtMost(most, tag + round++, text, to, from);
-    if (!status.ok()) {
-      static std::mutex mutex;
-      static auto* const kept = new std::vector<std::unique_ptr<Memory>>;
-      std::lock_guard<std::mutex> lock(mutex);
-      kept->push_back(std::exchange(memory, nullptr));
-    }
+    if (!status.ok()) KeepForever(std::move(memory));
     return status;
   }
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <mutex>
 #include <new>
 #include <numeric>
 #include <unordered_map>
@@ -368,11 +367,7 @@ Status HostsWire::Forwarded(uint64_t tag, const std::string& operation, const Sl
     status = gloo_->Finish(operation, *begun, kToHear);
   }
   if (!status.ok()) {
-    // Gloo may go on to use them.
-    static std::mutex mutex;
-    static auto* const kept = new std::vector<std::unique_ptr<Bundles>>;
-    std::lock_guard<std::mutex> lock(mutex);
-    kept->push_back(std::move(bundles));
+    KeepForever(std::move(bundles));
     return status;
   }
   for (size_t host = 0; host < hosts_.size(); ++host) {

@@ -17,6 +17,7 @@
 #include <cstdint>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cc/table/status.h"
@@ -97,6 +98,15 @@ class Wire {
   mutable std::mutex mutex_;
   Status failure_;  // guarded by mutex_
 };
+
+// Keeps the memory of an exchange that has failed, or its owner, to the end of the process.
+template <class T>
+void KeepForever(T memory) {
+  static std::mutex mutex;
+  static auto* const kept = new std::vector<T>;
+  std::lock_guard<std::mutex> lock(mutex);
+  kept->push_back(std::move(memory));
+}
 
 }  // namespace dynemb
 

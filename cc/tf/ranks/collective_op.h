@@ -5,7 +5,6 @@
 #define DYNEMB_TF_RANKS_COLLECTIVE_OP_H_
 
 #include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -129,13 +128,6 @@ class CollectiveOp : public tf::AsyncOpKernel {
     tf::Tensor* result = nullptr;
     return ctx->allocate_output(0, shape, &result).ok() ? Bytes(*result) : nullptr;
   }
-  // An engine may go on to use the memory of an exchange that has failed (wire.h).
-  static void Keep(const tf::Tensor& tensor) {
-    static std::mutex mutex;
-    static auto* const kept = new std::vector<tf::Tensor>;
-    std::lock_guard<std::mutex> lock(mutex);
-    kept->push_back(tensor);
-  }
 
  private:
   absl::Status RunInGroup(tf::OpKernelContext* ctx) {
@@ -155,9 +147,9 @@ class CollectiveOp : public tf::AsyncOpKernel {
     const absl::Status status =
         Run(ctx, {operation_, ctx->frame_iter().iter_id, Form(ctx)}, group.get());
     if (absl::IsAborted(status)) {
-      for (int i = 1; i < ctx->num_inputs(); ++i) Keep(ctx->input(i));
+      for (int i = 1; i < ctx->num_inputs(); ++i) KeepForever(ctx->input(i));
       for (int i = 0; i < ctx->num_outputs(); ++i) {
-        if (ctx->mutable_output(i) != nullptr) Keep(*ctx->mutable_output(i));
+        if (ctx->mutable_output(i) != nullptr) KeepForever(*ctx->mutable_output(i));
       }
     }
     return status;

@@ -315,7 +315,7 @@ class AllreduceOp : public CollectiveOp {
     }
     const Status status = group->Allreduce(operation, type, all, all, static_cast<size_t>(n));
     if (!status.ok()) {
-      Keep(packed);
+      KeepForever(packed);
       return OfGroup(status);
     }
     at = 0;
