@@ -80,24 +80,22 @@ Status Nccl::Check(const char* call, int result) const {
   return Internal(text);
 }
 
-Status Nccl::Look() {
+Status Nccl::Look(const char* what, bool* goes_on) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (aborted_) return Internal("NCCL has been aborted");
-  int error = kSuccess;
+  int result = kSuccess;
   DYNEMB_RETURN_IF_ERROR(
-      Check("ncclCommGetAsyncError", library_->get_error(communicator_, &error)));
-  return Check("an exchange by NCCL", error);
+      Check("ncclCommGetAsyncError", library_->get_error(communicator_, &result)));
+  *goes_on = result == kInProgress;
+  return Check(what, result);
 }
 
 Status Nccl::AwaitCall(Group* group, const char* call) {
   return group->Await(call, [&](bool* done) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (aborted_) return Internal("NCCL has been aborted");
-    int result = kSuccess;
-    DYNEMB_RETURN_IF_ERROR(
-        Check("ncclCommGetAsyncError", library_->get_error(communicator_, &result)));
-    *done = result != kInProgress;
-    return Check(call, result);
+    bool goes_on = false;
+    const Status status = Look(call, &goes_on);
+    *done = !goes_on;
+    return status;
   });
 }
 
@@ -152,7 +150,8 @@ Status Nccl::Exchange(Group* group, const Slices& to, const Slices& from, void* 
 Status Nccl::Await(Group* group, const std::string& operation, Group::Poll has_ended) {
   return group->Await(operation, [&](bool* done) {
     DYNEMB_RETURN_IF_ERROR(has_ended(done));
-    return Look();
+    bool goes_on;
+    return Look("an exchange by NCCL", &goes_on);
   });
 }
 

@@ -52,10 +52,10 @@ class Nccl {
 
   explicit Nccl(std::unique_ptr<Library> library);
   Status Join(Group* group);
-  // An error of the exchanges that have started.
-  Status Look();
   // Fails unless the result of a call is that it has succeeded, or goes on.
   Status Check(const char* call, int result) const;
+  // Fails as `what` if the communicator has failed; sets *goes_on to whether a call does.
+  Status Look(const char* what, bool* goes_on);
   // Waits until the call that goes on has succeeded.
   Status AwaitCall(Group* group, const char* call);
 
