@@ -92,6 +92,24 @@ def test_in_a_function_with_its_gradient(comm):
     assert all("GPU" in op.device for op in nodes)
 
 
+def test_gathered_rows_with_their_gradient(comm):
+    @tf.function
+    def step(data):
+        with tf.device(GPU):
+            given = tf.identity(data)
+        with tf.GradientTape() as tape:
+            tape.watch(given)
+            gathered = comm.allgather(given, "gather")
+            loss = tf.reduce_sum(gathered * float(comm.rank + 1))
+        return gathered, tape.gradient(loss, given)
+
+    gathered, gradient = step(tf.fill([comm.rank + 1, 2], float(comm.rank)))
+    expected = np.concatenate([np.full([rank + 1, 2], rank) for rank in range(comm.size)])
+    np.testing.assert_array_equal(gathered, expected)
+    total = comm.size * (comm.size + 1) / 2
+    np.testing.assert_array_equal(gradient, np.full([comm.rank + 1, 2], total))
+
+
 @pytest.mark.parametrize("dtype", [tf.float32, tf.float64, tf.float16, tf.bfloat16])
 def test_sums_have_the_bits_of_the_host(comm, dtype):
     random = np.random.default_rng(comm.rank)
