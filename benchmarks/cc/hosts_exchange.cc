@@ -74,7 +74,7 @@ class Folder {
 std::unique_ptr<GlooWire> Connect(const Folder& folder, const std::string& name, int rank, int size,
                                   const std::string& address) {
   std::unique_ptr<GlooWire> wire;
-  Check(GlooWire::Listen(rank, size, address, std::chrono::seconds(60), &wire));
+  Check(GlooWire::Listen(rank, size, address, std::chrono::seconds(60), nullptr, &wire));
   // Addresses have one length, or none.
   std::string own;
   size_t length = 0;
