@@ -372,7 +372,10 @@ def test_gpu_kernels_declare_their_arguments_in_host_memory():
         "DynembApplySnapshots",
         "DynembServedState",
     }
-    assert found.keys() - on_tables == {
+    # TensorFlow 2.18 and 2.19 lack headers for exchanges on GPUs (cc/tf/ranks/on_gpu.h).
+    has_exchanges = tuple(map(int, tf.__version__.split(".")[:2])) >= (2, 20)
+    of_ranks = {"DynembRanksAlltoall", "DynembRanksAllgather"} if has_exchanges else set()
+    assert found.keys() - on_tables == of_ranks | {
         "DynembTable",
         "DynembLookupSparseGrad",
         "DynembDedupSum",
@@ -385,8 +388,6 @@ def test_gpu_kernels_declare_their_arguments_in_host_memory():
         "DynembSumReceived",
         "DynembOwners",
         "DynembExchangeStats",
-        "DynembRanksAlltoall",
-        "DynembRanksAllgather",
     }
     for name in on_tables & found.keys():
         assert found[name] & {"handle", "handles"}
@@ -401,8 +402,9 @@ def test_gpu_kernels_declare_their_arguments_in_host_memory():
     assert found["DynembReceiveKeys"] == {"splits", "counts"}
     assert found["DynembPackRows"] == {"splits", "counts"}
     assert found["DynembUnpackRows"] == {"counts", "sent"}
-    assert found["DynembRanksAlltoall"] == {"group", "splits", "received_splits"}
-    assert found["DynembRanksAllgather"] == {"group"}
+    if has_exchanges:
+        assert found["DynembRanksAlltoall"] == {"group", "splits", "received_splits"}
+        assert found["DynembRanksAllgather"] == {"group"}
     counts = {"received", "sent", "asked", "served"}
     assert found["DynembPoolRows"] == {"handles", "bags", "num_bags"} | counts
     assert found["DynembPoolRowsGrad"] == {"bags", "counts", "splits"}

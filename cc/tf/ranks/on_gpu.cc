@@ -25,12 +25,13 @@ absl::Status MoveOnGpu(tf::OpKernelContext* ctx, GroupResource* resource, RunInT
     return absl::InternalError(absl::StrCat(ctx->device()->name(), " has no stream"));
   }
   const auto active = stream->parent()->Activate();
-  std::unique_ptr<Event> end;
-  TF_ASSIGN_OR_RETURN(end, stream->parent()->CreateEvent());
+  const absl::StatusOr<std::unique_ptr<Event>> created = stream->parent()->CreateEvent();
+  if (!created.ok()) return created.status();
+  Event* const end = created->get();
   const auto exchange = [&](const Slices& to, const Slices& from) {
     DYNEMB_RETURN_IF_ERROR(
         nccl->Exchange(group, to, from, stream->platform_specific_handle().stream));
-    const absl::Status recorded = stream->RecordEvent(end.get());
+    const absl::Status recorded = stream->RecordEvent(end);
     return recorded.ok() ? Status() : Internal(std::string(recorded.message()));
   };
   const Group::TakeTurn take_turn = exchange;
@@ -50,7 +51,7 @@ absl::Status MoveOnGpu(tf::OpKernelContext* ctx, GroupResource* resource, RunInT
 #else
 
 absl::Status MoveOnGpu(tf::OpKernelContext*, GroupResource*, RunInTurn) {
-  return absl::UnimplementedError("an exchange on a GPU needs another TensorFlow than 2.19");
+  return absl::UnimplementedError("an exchange on a GPU needs TensorFlow 2.20 or later");
 }
 
 #endif

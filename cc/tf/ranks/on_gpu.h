@@ -5,8 +5,8 @@
 #include "cc/table/function_ref.h"
 #include "cc/tf/ranks/collective_op.h"
 
-// The headers of TensorFlow 2.19 lack a file of its interface to streams.
-#define DYNEMB_RANKS_ON_GPU (DYNEMB_TENSORFLOW_MINOR != 19)
+// The headers of TensorFlow 2.18 and 2.19 lack files of its interface to streams and devices.
+#define DYNEMB_RANKS_ON_GPU (DYNEMB_TENSORFLOW_MINOR >= 20)
 
 namespace dynemb {
 
