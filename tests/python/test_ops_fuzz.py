@@ -11,6 +11,8 @@ from operator_calls import operator_calls
 
 HERE = pathlib.Path(__file__).parent
 CALLS, GRAPH_CALLS = 220, 12
+# Of the libraries that they load, MPI needs a launcher and NCCL a GPU.
+NEVER_SUCCEED = {call.name for call in operator_calls() if call.error}
 
 
 @pytest.fixture(scope="module")
@@ -45,11 +47,11 @@ def test_each_operator_fails_and_succeeds(fuzzed):
     for name, line in counts.items():
         assert line["failed"] > 0, name
     never = {name for name, line in counts.items() if line["failed"] == line["calls"]}
-    assert never == {"ranks_join_mpi"}  # there is no launcher of MPI
+    assert never == NEVER_SUCCEED
 
 
 def test_calls_without_garbage_succeed(fuzzed):
-    assert [error.split(":")[0] for error in fuzzed[1]["right"]] == ["ranks_join_mpi"]
+    assert {error.split(":")[0] for error in fuzzed[1]["right"]} == NEVER_SUCCEED
 
 
 def test_bad_input_gives_no_internal_error(fuzzed):
