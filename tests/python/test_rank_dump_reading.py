@@ -60,12 +60,8 @@ def test_shares_of_unequal_files():
     class Snapshot:
         def __init__(self, sizes, writers):
             files = [file(i, size) for i, size in enumerate(sizes)]
-            shards = [
-                storage.Shard(rank, 0, 0, 0, {str(i): files[i] for i in numbers})
-                for rank, numbers in writers.items()
-            ]
-            table = type("Table", (), {"shards": shards})
-            self.manifest = type("Manifest", (), {"tables": [table]})
+            of_ranks = [(files[i], rank) for rank, numbers in writers.items() for i in numbers]
+            self.manifest = type("Manifest", (), {"files_of_ranks": of_ranks})
             self.files = files
 
     def shares(sizes, writers, size):

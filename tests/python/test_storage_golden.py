@@ -218,3 +218,30 @@ def test_deltas_that_change_other_rows():
     np.testing.assert_allclose(
         Reader(GOLDEN / "v3" / "chain").lookup(range(12)), expected, 3e-6, 3e-6
     )
+
+
+def test_dense_variables():
+    base, delta = Chain.open(GOLDEN / "dense").snapshots
+    expected = {
+        "tower/0/kernel": np.array([[0, 1, 2], [3, 4, 5]], np.float32),
+        "tower/0/bias": np.array([16256, 49024, 0], np.uint16),
+        "steps": np.array(2**40),
+        "ä": np.array([True, False]),
+        "empty": np.zeros([0, 2], np.float16),
+    }
+    for snapshot, steps in ((base, 2**40), (delta, -1)):
+        snapshot.verify()
+        found = snapshot.dense("weights")
+        assert found.keys() == expected.keys()
+        expected["steps"] = np.array(steps)
+        for name, value in expected.items():
+            assert found[name].values.dtype == value.dtype
+            assert np.array_equal(found[name].values, value)
+    assert found["tower/0/bias"].dtype == "bfloat16"
+    seeds = [base.dense("training", rank)["seeds/dropout"].values.tolist() for rank in (0, 1)]
+    assert seeds == [[7, 2**32 - 1], [1, 2]]
+    assert delta.dense("training", 1)["seeds/dropout"].values.tolist() == [7, 2**32 - 1]
+    reader = Reader(GOLDEN / "dense")
+    assert reader.extra == {"hour": 1, "text": "ü", "list": [1.5, None, {"a": True}]}
+    assert reader.dense()["tower/0/bias"].tolist() == [1.0, -1.0, 0.0]
+    assert reader.dense()["steps"] == -1

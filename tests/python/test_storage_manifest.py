@@ -23,7 +23,7 @@ def test_manifest_is_as_documented(tmp_path):
     members = json.loads(text)
     assert " ".join(members) == (
         "format version kind id parent since watermark watermark_utc_ns world_size "
-        "writer block_bytes optimizer tables continues after crc32c"
+        "writer block_bytes optimizer tables continues after dense extra crc32c"
     )
     (table,) = members["tables"]
     assert " ".join(table) == (

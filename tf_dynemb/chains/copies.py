@@ -31,7 +31,9 @@ _FLUSH = re.compile(rf"flush-[0-9]{{1,18}}({re.escape(flushes.NEW)})?")
 # `forget` removes a file or folder as a whole only if its name is one that this package gives.
 _UNFINISHED = re.compile(rf"{re.escape(UNPUBLISHED)}[0-9a-f]{{32}}(-dropped)?")
 _RUNNING = re.compile(r"rows-[0-9]+-[0-9]+")
-_COLUMN_FILE = re.compile(r"[0-9]{3,}\.r[0-9]+\.[a-z]+(\.[0-9a-f]{16})?\.npy")
+_FILE = re.compile(
+    r"[0-9]{3,}\.r[0-9]+\.[a-z]+(\.[0-9a-f]{16})?\.npy|dense\.r[0-9]+\.[a-z]+\.safetensors"
+)
 
 Positions = npt.NDArray[np.int64]
 
@@ -173,7 +175,7 @@ def _is_unfinished(path: pathlib.Path) -> bool:
     return (
         _UNFINISHED.fullmatch(path.name) is not None
         and exists(path.parent / "LOCK")
-        and all(name == MANIFEST or _COLUMN_FILE.fullmatch(name) for name in os.listdir(path))
+        and all(name == MANIFEST or _FILE.fullmatch(name) for name in os.listdir(path))
     )
 
 
@@ -265,9 +267,7 @@ def remains_of(snapshot: Snapshot) -> list[pathlib.Path]:
     known = {file.file for file in snapshot.files}
     names = sorted(os.listdir(snapshot.directory))
     return [
-        snapshot.directory / name
-        for name in names
-        if _COLUMN_FILE.fullmatch(name) and name not in known
+        snapshot.directory / name for name in names if _FILE.fullmatch(name) and name not in known
     ]
 
 
@@ -275,7 +275,7 @@ def in_unfinished(place: pathlib.Path, query: Query) -> Iterator[Copy]:
     """Returns the copies of keys in a snapshot that was not published."""
     bits = query.bits(None)
     for name in sorted(os.listdir(place)):
-        if _COLUMN_FILE.fullmatch(name) and _has_keys(place / name):
+        if _FILE.fullmatch(name) and _has_keys(place / name):
             count = _in_raw_keys(place / name, bits)
             if count:
                 yield Copy(place, None, "remains", count, place / name)

@@ -120,6 +120,9 @@ def _publish(
         for number, name in enumerate(names)
     ]
     manifests = [snapshot.manifest for snapshot in chain.snapshots]
+    holder = next((each for each in reversed(chain.snapshots) if each.manifest.dense), None)
+    if holder is not None:
+        publication.copy_dense(holder.directory, holder.manifest.dense)
     optimizers = [each.optimizer for each in manifests if each.optimizer]
     return publication.publish(
         entries,
@@ -130,6 +133,7 @@ def _publish(
         optimizer=optimizers[-1] if optimizers else None,
         world_size=max(each.world_size for each in manifests),
         keep=keep,
+        extra=manifests[-1].extra,
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from tf_dynemb.chains.saved_models import is_model, served_tables
 from tf_dynemb.cli import paths
 from tf_dynemb.storage import Chain, Snapshot, TableEntry
+from tf_dynemb.storage.manifest import DENSE_PARTS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -69,6 +70,11 @@ def _show(snapshots: list[dict[str, Any]]) -> None:
         print(f"\n{snapshot['directory']}")
         tables = ([_short(table[member]) for member in members] for table in snapshot["tables"])
         print(aligned([members, *tables]))
+        dense = ", ".join(f"{len(names)} for {part}" for part, names in snapshot["dense"].items())
+        if dense:
+            print(f"dense variables: {dense}")
+        if snapshot["extra"] is not None:
+            print(f"extra: {json.dumps(snapshot['extra'])}")
 
 
 def aligned(lines: list[Sequence[object]]) -> str:
@@ -103,11 +109,23 @@ def _snapshot(snapshot: Snapshot) -> dict[str, Any]:
         "since": manifest.since,
         "watermark": manifest.watermark,
         "time": utc(manifest.watermark_utc_ns),
-        "bytes": sum(_bytes(table) for table in manifest.tables),
+        "bytes": sum(file.bytes for file in snapshot.files),
         "writer": manifest.writer,
         "world_size": manifest.world_size,
         "optimizer": manifest.optimizer,
+        "extra": manifest.extra,
+        "dense": _dense(snapshot),
         "tables": [_table(table) for table in manifest.tables],
+    }
+
+
+def _dense(snapshot: Snapshot) -> dict[str, dict[str, Any]]:
+    """Returns the dtypes and shapes of dense variables by name, by the parts that there are."""
+    found = {part: snapshot.dense(part) for part in DENSE_PARTS}
+    return {
+        part: {name: [each.dtype, list(each.values.shape)] for name, each in arrays.items()}
+        for part, arrays in found.items()
+        if arrays is not None
     }
 
 

@@ -17,12 +17,14 @@ from tf_dynemb.serving.keys import Keys
 from tf_dynemb.storage import (
     ColumnFile,
     DataLossError,
+    DenseFile,
     Shard,
     Snapshot,
     TableEntry,
     crc32c,
     key_index,
     npy,
+    safetensors,
 )
 from tf_dynemb.storage.chain import MANIFEST, list_snapshots, no_snapshot, since_last_base
 from tf_dynemb.storage.manifest import INDEX_ROWS
@@ -86,6 +88,8 @@ def _chain_problems(directories: list[pathlib.Path]) -> Iterator[Problem]:
             yield from _gap(before, snapshot)
         for entry in snapshot.manifest.tables:
             yield from _table_problems(snapshot, entry)
+        for file in snapshot.manifest.dense:
+            yield from _dense_problems(snapshot, file)
         before = snapshot
 
 
@@ -109,7 +113,9 @@ def _table_problems(snapshot: Snapshot, entry: TableEntry) -> Iterator[Problem]:
     for shard in entry.shards:
         sound = set()
         for column, file in shard.files.items():
-            problems = list(_file_problems(snapshot, entry, shard, column, file))
+            is_known = column in entry.columns(snapshot.manifest.kind, shard)
+            header = npy.header(*entry.column_type(column, shard)) if is_known else b""
+            problems = list(_file_problems(snapshot, file, header))
             yield from problems
             if not problems:
                 sound.add(column)
@@ -127,9 +133,18 @@ def _table_problems(snapshot: Snapshot, entry: TableEntry) -> Iterator[Problem]:
                 checked.append(keys)
 
 
-def _file_problems(
-    snapshot: Snapshot, entry: TableEntry, shard: Shard, column: str, file: ColumnFile
-) -> Iterator[Problem]:
+def _dense_problems(snapshot: Snapshot, file: DenseFile) -> Iterator[Problem]:
+    problems = list(_file_problems(snapshot, file, b""))
+    yield from problems
+    if not problems:
+        try:
+            safetensors.read(snapshot.directory / file.file, file.bytes)
+        except DataLossError as error:
+            yield Problem(str(snapshot.directory / file.file), None, str(error))
+
+
+def _file_problems(snapshot: Snapshot, file: ColumnFile, header: bytes) -> Iterator[Problem]:
+    """The problems of a file, which must begin with a header."""
     path = snapshot.directory / file.file
     if not is_file(path):
         yield Problem(str(path), None, "the file is missing")
@@ -138,10 +153,9 @@ def _file_problems(
     if size != file.bytes:
         yield Problem(str(path), min(size, file.bytes), f"{size} bytes instead of {file.bytes}")
         return
-    if column in entry.columns(snapshot.manifest.kind, shard):
-        with path.open("rb") as opened:
-            if opened.read(npy.HEADER_BYTES) != npy.header(*entry.column_type(column, shard)):
-                yield Problem(str(path), 0, "the header does not match the manifest")
+    with path.open("rb") as opened:
+        if opened.read(len(header)) != header:
+            yield Problem(str(path), 0, "the header does not match the manifest")
     block_bytes = snapshot.manifest.block_bytes
     block = bad = 0
     for _, checksums in crc32c.of_file(path, size, block_bytes, crc32c.blocks):

@@ -11,6 +11,9 @@ import tensorflow as tf
 
 from tf_dynemb import _ops, storage
 from tf_dynemb._presence import local_path
+from tf_dynemb.dense import weights as dense_weights
+from tf_dynemb.dense.names import Dense
+from tf_dynemb.dense.optimizer_entry import check_optimizer, restore_optimizer
 from tf_dynemb.optimizers.wrapper import OptimizerWrapper
 from tf_dynemb.parallel.agreement import Ranks, check_alike
 from tf_dynemb.persistence import columns
@@ -18,7 +21,6 @@ from tf_dynemb.persistence.continuation import continuations
 from tf_dynemb.persistence.entry_check import check_entry, has_state, last_optimizer, takes_state
 from tf_dynemb.persistence.joint_reading import open_chain, read_chain, verify
 from tf_dynemb.persistence.naming import described, dynamic_only, named_variables
-from tf_dynemb.persistence.optimizer_entry import check_optimizer, restore_optimizer
 from tf_dynemb.persistence.watermark import Watermark
 from tf_dynemb.storage.steps import decays
 from tf_dynemb.tables.batches import load_steps
@@ -34,8 +36,9 @@ def apply_delta(
     optimizer: OptimizerWrapper | None = None,
     *,
     cast: bool = False,
+    dense: str | None = "all",
 ) -> Watermark:
-    """Updates tables with the deltas at `path` that continue their content.
+    """Updates tables and dense weights with the deltas at `path` that continue their content.
 
     The rows in a delta are set, and the keys that it names as deleted are erased. All other rows
     remain, including rows that were trained here. All deltas are verified before the first is
@@ -49,6 +52,7 @@ def apply_delta(
         optimizer: if given, the state of the rows, the number of steps and the scalar variables are
             also loaded if they are this optimizer's.
         cast: as in `load`.
+        dense: as in `load`, except that deltas without dense weights leave them as they are.
 
     Returns:
         The watermark of the last delta applied, or of the last one at `path` if none was new.
@@ -64,10 +68,14 @@ def apply_delta(
         path = local_path(path, "path")
         tables = dynamic_only(named_variables(variables))
         check_optimizer(optimizer)
-        stage.say([*described(tables), f"optimizer: {optimizer is not None}"])
+        weights = dense_weights.chosen(dense, variables)
+        of_optimizer = f"optimizer: {optimizer is not None}"
+        stage.say([*described(tables), of_optimizer, *dense_weights.described(weights)])
     check_alike(stage.said, "the variables")
     return read_chain(
-        ranks, path, lambda names: _apply(ranks, path, names, tables, optimizer, cast)
+        ranks,
+        path,
+        lambda names: _apply(ranks, path, names, tables, (weights, variables), optimizer, cast),
     )
 
 
@@ -76,6 +84,7 @@ def _apply(
     path: str | os.PathLike[str],
     names: Sequence[str],
     tables: Mapping[str, DynamicVariable],
+    weights: tuple[Dense, Any],
     optimizer: OptimizerWrapper | None,
     cast: bool,
 ) -> Watermark:
@@ -93,6 +102,8 @@ def _apply(
     with ranks.stage():
         verify(ranks, fresh_somewhere, quiet=True)
     with ranks.stage():
+        holders = [each for each in fresh_somewhere if each.manifest.dense][-1:]
+        loaded = dense_weights.read(ranks, holders, *weights, optimizer, tables, cast)
         known = {name: table.snapshots for name, table in tables.items()}
         if optimizer is not None:
             optimizer.attach(list(tables.values()))
@@ -101,6 +112,7 @@ def _apply(
                 _apply_one(snapshot, name, table, known[name], optimizer is not None)
     if fresh_somewhere and optimizer is not None:
         restore_optimizer(optimizer, tables, last_optimizer(fresh_somewhere))
+    loaded.assign()
     return Watermark.of(chain.last.manifest)
 
 

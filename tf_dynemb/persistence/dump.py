@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import datetime
 import os
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from tf_dynemb import storage
 from tf_dynemb._warn import warn
 from tf_dynemb.chains.merge import merge
+from tf_dynemb.dense import weights as dense_weights
+from tf_dynemb.dense.optimizer_entry import check_optimizer, optimizer_entry
 from tf_dynemb.optimizers.wrapper import OptimizerWrapper
 from tf_dynemb.parallel.agreement import Ranks
 from tf_dynemb.persistence import columns, static_rows
@@ -22,7 +25,6 @@ from tf_dynemb.persistence.naming import (
     warn_of_automatic_names,
     with_automatic_names,
 )
-from tf_dynemb.persistence.optimizer_entry import check_optimizer, optimizer_entry
 from tf_dynemb.persistence.watermark import Watermark
 from tf_dynemb.tables.cut import Cut
 from tf_dynemb.variables.dynamic import DynamicVariable
@@ -35,9 +37,11 @@ def dump(
     *,
     overwrite: bool = False,
     keep: int | None = None,
+    dense: str | None = "all",
+    extra: Mapping[str, Any] | None = None,
     quiet: bool | None = None,
 ) -> Watermark:
-    """Writes all rows of tables, as they are at one moment, as a new base of the chain at `path`.
+    """Writes tables and dense weights, as they are at one moment, as a new base at `path`.
 
     The chain at `path`, if there is one, must be of these tables: they were dumped to it, or have
     the rows of it, of a dump, a checkpoint or a flush (also of another process), or became those
@@ -60,8 +64,9 @@ def dump(
         path: a directory, created if it does not exist. All ranks must share its file system.
         variables: one `DynamicVariable` or `tf_dynemb.Variable`, a sequence of them (their names
             are the tables' names on disk and must differ), or a dict of names and variables, such
-            as `named_tables(model)`. A Keras layer or model means all of its tables; its dense
-            weights are not dumped (`model.save_weights` saves them).
+            as `named_tables(model)`. A Keras model or layer, or a `tf.Module`, means all of its
+            tables and, by `dense`, its dense weights; so does a dict that also has variables of
+            TensorFlow or Keras.
         optimizer: if given, the dump includes the state that it keeps in the rows, its settings and
             its number of steps (rank 0's). A step that runs in another thread at that moment may or
             may not be counted.
@@ -70,6 +75,17 @@ def dump(
         keep: the number of bases before this one that stay at the path, with their deltas, for
             `load(until=...)` and `tf-dynemb rollback`. None: none; but a chain of other tables,
             which `overwrite` replaces, stays until the next base.
+        dense: what to write of a model besides its tables. If another thread trains meanwhile, a
+            step may be in some of the weights and not in others, or not in the rows.
+
+            - "all": the weights, trainable or not, but not the state of metrics; the states of
+              random seeds; the variables of the optimizer, if it is given. After `load` with the
+              same arguments, the training goes on as it would have without the interruption. An
+              optimizer that is not built is built for this.
+            - "weights": the weights, which is what serving needs.
+            - None: nothing.
+        extra: a dict that `load` returns, such as the hour of the data, as JSON has it. Only rank
+            0's is written.
         quiet: True: no progress bar. False: a progress bar even if stderr is not a terminal.
             Default: a bar on a terminal, if the work takes more than a few seconds. Only rank 0 has
             a bar, for its own rows.
@@ -82,14 +98,17 @@ def dump(
             unchanged, unless it was the very last sync that failed.
         RuntimeError: another writer uses the path; or the function was called inside a
             `tf.function`, or failed on another rank.
-        TypeError: an element of `variables`, or `optimizer`, has another type.
+        TypeError: an element of `variables`, or `optimizer`, has another type; or `extra` is not a
+            dict that JSON can express; or a dense weight is of texts or complex numbers.
         ValueError: the chain at `path` is of other tables, or has tables that are not in
             `variables`, and `overwrite` is False; or two variables have one name; or the ranks name
-            different variables, or do not share the file system; or `keep` is negative.
+            different variables, or do not share the file system, or a trainable dense weight is not
+            the same on all ranks; or `keep` is negative, or `dense` has another value.
     """
     if keep is not None and not _is_number(keep, 0):
         raise ValueError(f"keep must be None or a number of bases, got {keep!r}.")
-    return _publish(path, "base", variables, None, optimizer, quiet, overwrite, keep)
+    contents = _Contents(variables, optimizer, dense, extra)
+    return _publish(path, "base", contents, None, quiet, overwrite, keep)
 
 
 def incremental_dump(
@@ -101,9 +120,11 @@ def incremental_dump(
     used: bool = False,
     compact_every: int | None = None,
     keep: int = 0,
+    dense: str | None = "all",
+    extra: Mapping[str, Any] | None = None,
     quiet: bool | None = None,
 ) -> Watermark:
-    """Appends a delta to the chain at `path`: the updated rows and the deleted keys.
+    """Appends a delta to the chain at `path`: the updated rows, the deleted keys, dense weights.
 
     With a watermark or None as `since`, the delta contains exactly the changes after that snapshot,
     even while training continues in other threads: none is missed, and none is repeated. (After an
@@ -114,7 +135,8 @@ def incremental_dump(
     Args:
         path: a chain that ends with a snapshot that these tables were dumped to or loaded from; or
             a directory that contains only deltas.
-        variables: as in `dump`, but only `DynamicVariable`s.
+        variables: as in `dump`, but the tables can only be `DynamicVariable`s. Dense weights are
+            written whole.
         since: where the delta begins. None: at the last snapshot at `path`. A watermark that
             `dump`, `incremental_dump`, `load` or `apply_delta` returned: at the snapshot of that
             watermark. An aware datetime: the delta contains at least the changes since then.
@@ -131,6 +153,8 @@ def incremental_dump(
             disk is full, the deltas stay, with a warning.
         keep: the number of bases that `compact_every` replaces and that stay at `path`, as in
             `dump`.
+        dense: as in `dump`. A chain can have the weights in each snapshot, or only in some.
+        extra: as in `dump`.
         quiet: as in `dump`.
 
     Returns:
@@ -153,7 +177,8 @@ def incremental_dump(
         )
     if not _is_number(keep, 0):
         raise ValueError(f"keep must be a number of bases, got {keep!r}.")
-    watermark = _publish(path, "delta", variables, since, optimizer, quiet, used=used)
+    contents = _Contents(variables, optimizer, dense, extra)
+    watermark = _publish(path, "delta", contents, since, quiet, used=used)
     if compact_every is not None:
         _compact(path, compact_every, keep)
     return watermark
@@ -176,18 +201,27 @@ def _compact(path: str | os.PathLike[str], most: int, keep: int) -> None:
                 warn(f"compact_every={most}: the deltas at {path} stay as they are: {error}")
 
 
+class _Contents(NamedTuple):
+    """What a snapshot is of: arguments of `dump` and `incremental_dump`."""
+
+    variables: Any
+    optimizer: OptimizerWrapper | None
+    dense: str | None
+    extra: Mapping[str, Any] | None
+
+
 def _publish(
     path: str | os.PathLike[str],
     kind: str,
-    variables: Any,
+    contents: _Contents,
     since: Watermark | datetime.datetime | None,
-    optimizer: OptimizerWrapper | None,
     quiet: bool | None,
     overwrite: bool = False,
     keep: int | None = None,
     used: bool = False,
 ) -> Watermark:
     """Writes a base or a delta of the current content of the tables."""
+    variables, optimizer, dense, extra = contents
     is_delta = kind == "delta"
     ranks = Ranks("incremental_dump" if is_delta else "dump")
     with JointPublication(ranks, path, kind) as publication:
@@ -200,8 +234,14 @@ def _publish(
                 forms = {name: form_of(tables[name]) for name in automatic}
                 warn_of_automatic_names("dump", automatic, forms)
             check_optimizer(optimizer)
+            dense_weights.check_extra(extra)
+            weights = dense_weights.chosen(dense, variables)
             publication.is_of(
-                [*described(tables), f"optimizer: {optimizer is not None}"],
+                [
+                    *described(tables),
+                    f"optimizer: {optimizer is not None}",
+                    *dense_weights.described(weights),
+                ],
                 [variable.history for variable in tables.values()],
             )
         for variable, history in zip(tables.values(), publication.histories, strict=True):
@@ -209,6 +249,7 @@ def _publish(
         dynamic = {name: v for name, v in tables.items() if isinstance(v, DynamicVariable)}
         static = {name: v for name, v in tables.items() if not isinstance(v, DynamicVariable)}
         settings = None
+        dense_values = dense_weights.values_of(ranks, weights, variables, optimizer, tables)
         with publication.writing() as part:
             if not is_delta and publication.publication is not None:
                 others = is_of_others(publication.publication, tables)
@@ -230,7 +271,7 @@ def _publish(
                 known = [table.snapshots for table in dynamic.values()]
                 after = [] if is_delta else common_ids(known)
                 if optimizer is not None and ranks.rank == 0:
-                    settings = optimizer_entry(optimizer, dynamic)
+                    settings = optimizer_entry(optimizer, dynamic, "training" in dense_values)
                 values = {name: variable.read_value() for name, variable in static.items()}
                 entries = columns.write_rows(
                     part,
@@ -241,8 +282,10 @@ def _publish(
                     quiet if ranks.rank == 0 else True,
                 )
             entries += static_rows.write_static(part, static, values, len(entries), cut.tick)
+            for name, arrays in dense_values.items():
+                part.write_dense(name, arrays)
             publication.has(entries, cut, parent, since_tick)
-        watermark = publication.publish(settings, after, keep or 0, continues_last)
+        watermark = publication.publish(settings, after, keep or 0, continues_last, extra)
     # Each rank records the snapshot with the tick of the rank's clock.
     for snapshots in known:
         if watermark.id not in snapshots:  # otherwise nothing has changed since

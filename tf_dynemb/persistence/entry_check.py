@@ -20,9 +20,14 @@ def check_entry(
     manifest = snapshot.manifest
     names = [entry.name for entry in manifest.tables]
     if name not in names:
+        hint = "A dict of names and variables loads tables under other names."
+        if variable.has_automatic_name:
+            hint = (
+                "Nobody has chosen the name, which depends on the layers that the process has made "
+                f"before: name the layer. {hint}"
+            )
         raise ValueError(
-            f"{snapshot.directory} has no table {name!r}; its tables are {', '.join(names)}. "
-            "A dict of names and variables loads tables under other names."
+            f"{snapshot.directory} has no table {name!r}; its tables are {', '.join(names)}. {hint}"
         )
     _, entry = manifest.table(name)
     have = form_of(variable)

@@ -12,11 +12,11 @@ import tensorflow as tf
 
 from tf_dynemb import _ops
 from tf_dynemb._warn import warn
+from tf_dynemb.dense.optimizer_entry import check_optimizer
 from tf_dynemb.optimizers.wrapper import OptimizerWrapper
 from tf_dynemb.parallel import ownership
 from tf_dynemb.parallel.agreement import Ranks, check_alike
 from tf_dynemb.persistence.naming import described, named_variables
-from tf_dynemb.persistence.optimizer_entry import check_optimizer
 from tf_dynemb.tables.batches import NEW_SCORES, NO_STATE, owned_rows, warn_of_evictions
 from tf_dynemb.tables.cut import NOW, last_tick
 from tf_dynemb.tables.table import StateSpec

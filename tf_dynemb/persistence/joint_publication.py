@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -114,7 +115,8 @@ class JointPublication:
                 advance_clock(self._tick)
                 yield part
                 tables = part.with_files(self._part.pop("tables"))
-                stage.say({**self._part, "tables": tables_to_json(tables)})
+                dense = [dataclasses.asdict(file) for file in part.dense]
+                stage.say({**self._part, "tables": tables_to_json(tables), "dense": dense})
             finally:
                 # Some file systems cannot remove files that are still open.
                 part.abandon()
@@ -150,6 +152,7 @@ class JointPublication:
         after: Sequence[str] = (),
         keep: int = 0,
         unless_unchanged: bool = False,
+        extra: Mapping[str, Any] | None = None,
     ) -> Watermark:
         """Makes the snapshot visible.
 
@@ -158,6 +161,7 @@ class JointPublication:
             after: as in `storage.Publication.publish`; only rank 0's is used.
             keep: likewise.
             unless_unchanged: whether a delta that changes nothing is discarded instead.
+            extra: the user's object in the manifest; only rank 0's is used.
 
         Returns:
             The snapshot's watermark, the latest of all ranks. If the delta was discarded, the
@@ -173,8 +177,15 @@ class JointPublication:
                     for rank, part in enumerate(self._parts)
                 ]
                 tables = storage.joined(parts)
+                dense = [
+                    storage.DenseFile(**file) for part in self._parts for file in part["dense"]
+                ]
                 last = self._publication.last if unless_unchanged else None
-                if last is not None and not _has_changes(tables, optimizer, last):
+                if (
+                    last is not None
+                    and (tuple(dense), extra) == (last.dense, last.extra)
+                    and not _has_changes(tables, optimizer, last)
+                ):
                     stage.say("unchanged")
                 else:
                     self._publication.publish(
@@ -187,11 +198,13 @@ class JointPublication:
                         world_size=self._ranks.size,
                         after=after,
                         keep=keep,
+                        dense=dense,
+                        extra=extra,
                     )
         if stage.said[0] == "unchanged":
             assert self.last is not None
             return Watermark.of(self.last)
-        return Watermark.at(self._id, tick, utc_ns)
+        return Watermark.at(self._id, tick, utc_ns, extra)
 
     def _open_part(self) -> storage.Part:
         directory = unpublished(self._path, self._id)
@@ -209,7 +222,7 @@ def _has_changes(
     Besides rows, a delta has counters of keys, the steps of an optimizer that rows make up for, the
     optimizer's own state, and times by which rows age. Wall time alone is no change.
     """
-    if optimizer is not None and json.loads(json.dumps(optimizer)) != last.optimizer:
+    if optimizer is not None and _settings(optimizer) != _settings(last.optimizer or {}):
         return True
     before = {entry.name: entry for entry in last.tables}
     for entry in tables:
@@ -223,6 +236,13 @@ def _has_changes(
         if _counters(entry) != _counters(known):
             return True
     return False
+
+
+def _settings(optimizer: Mapping[str, Any]) -> Any:
+    """Returns an optimizer's entry, as JSON has it, without the name that Keras numbers."""
+    entry = json.loads(json.dumps(optimizer))
+    entry.get("config", {}).pop("name", None)
+    return entry
 
 
 def _counters(entry: storage.TableEntry) -> dict[int, str]:

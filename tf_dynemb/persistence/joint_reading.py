@@ -87,12 +87,7 @@ def _shares(snapshot: storage.Snapshot, size: int) -> list[list[storage.ColumnFi
 
     If possible, files are assigned to the rank that wrote them, which probably reads them anyway.
     """
-    writer = {
-        file.file: shard.rank % size
-        for table in snapshot.manifest.tables
-        for shard in table.shards
-        for file in shard.files.values()
-    }
+    writer = {file.file: rank % size for file, rank in snapshot.manifest.files_of_ranks}
     shares: list[list[storage.ColumnFile]] = [[] for _ in range(size)]
     loads = [0] * size
     for file in sorted(snapshot.files, key=lambda file: (-file.bytes, file.file)):

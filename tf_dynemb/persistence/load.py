@@ -13,6 +13,9 @@ import tensorflow as tf
 from tf_dynemb import _ops, storage
 from tf_dynemb._presence import local_path
 from tf_dynemb._warn import warn
+from tf_dynemb.dense import weights as dense_weights
+from tf_dynemb.dense.names import Dense
+from tf_dynemb.dense.optimizer_entry import check_optimizer, restore_optimizer
 from tf_dynemb.optimizers.wrapper import OptimizerWrapper
 from tf_dynemb.parallel import ownership
 from tf_dynemb.parallel.agreement import Ranks, check_alike
@@ -32,7 +35,6 @@ from tf_dynemb.persistence.naming import (
     warn_of_automatic_names,
     with_automatic_names,
 )
-from tf_dynemb.persistence.optimizer_entry import check_optimizer, restore_optimizer
 from tf_dynemb.persistence.watermark import Watermark
 from tf_dynemb.storage.steps import without_steps
 from tf_dynemb.tables import batches, expiry
@@ -50,9 +52,10 @@ def load(
     *,
     cast: bool = False,
     until: Watermark | datetime.datetime | None = None,
+    dense: str | None = "all",
     quiet: bool | None = None,
 ) -> Watermark:
-    """Replaces the content of tables with the chain at `path`: its base and every delta after it.
+    """Replaces tables and dense weights with the chain at `path`: its base and every delta after.
 
     All files are checked first, and loaded into separate tables. Then all variables change at once;
     their previous content is lost. A load that fails changes nothing. A table also takes over the
@@ -65,7 +68,8 @@ def load(
             on disk are ignored.
         optimizer: if given, its state in the rows, its number of steps and its scalar variables,
             such as the learning rate, are loaded too. State of another optimizer is dropped, with a
-            warning, and the rows start with fresh state. If None, the rows also start with fresh
+            warning, and the rows start with fresh state; with a model, it is an error, unless
+            `dense` is "weights" or None. If None, the rows also start with fresh
             state; a warning says so if the dump has the state of the optimizer that trains the
             tables, or that a model in `variables` is compiled with.
         cast: whether vectors can have another dtype on disk; they are rounded to nearest.
@@ -73,10 +77,14 @@ def load(
             `incremental_dump` returned; or an aware datetime, for the last one that was published
             and is not of a later time. Superseded bases are there if `dump` was told to `keep`
             them. To continue the chain from there, call `dump` after it.
+        dense: what to load of a model besides its tables: "all", "weights" or None, as in `dump`.
+            The model must have been called or built, so that it has its weights. They come from the
+            last snapshot that has some, with a warning if it is not the last one. On another number
+            of ranks than wrote them, all ranks get rank 0's values.
         quiet: as in `dump`.
 
     Returns:
-        The watermark of the loaded tables.
+        The watermark of the loaded tables, whose `extra` is what `dump` was given.
 
     Raises:
         FileNotFoundError: there is no snapshot at `path`, or not the one that `until` names; raised
@@ -85,7 +93,8 @@ def load(
         TypeError: an element of `variables`, or `optimizer` or `until`, has another type.
         ValueError: `until` has no time zone; or there are only deltas at `path`; or a table is not
             on disk, or differs in dimension, key type or (without `cast`) dtype; or the ranks name
-            different variables.
+            different variables; or the chain has no dense weights, or not all that `dense` says, or
+            those of a model of another structure or of another optimizer.
         RuntimeError: the function was called inside a `tf.function`, or failed on another rank,
             which the message names.
         tf.errors.ResourceExhaustedError: a table cannot hold the rows.
@@ -98,12 +107,16 @@ def load(
         automatic = with_automatic_names(tables, variables)
         compiled_with = _compiled_with(variables)
         end = _end(until)
-        stage.say([*described(tables), f"optimizer: {optimizer is not None}"])
+        weights = dense_weights.chosen(dense, variables)
+        of_optimizer = f"optimizer: {optimizer is not None}"
+        stage.say([*described(tables), of_optimizer, *dense_weights.described(weights)])
     check_alike(stage.said, "the variables")
     quiet = quiet if ranks.rank == 0 else True
 
     def read(names: Sequence[str]) -> Watermark:
-        watermark, chain = _load(ranks, path, names, tables, automatic, optimizer, cast, quiet)
+        watermark, chain = _load(
+            ranks, path, names, tables, (weights, variables), automatic, optimizer, cast, quiet
+        )
         if optimizer is None and ranks.rank == 0:
             _warn_of_fresh_state(chain, tables, compiled_with)
         return watermark
@@ -153,6 +166,7 @@ def _load(
     path: str | os.PathLike[str],
     names: Sequence[str],
     tables: Mapping[str, DynamicVariable | Variable],
+    weights: tuple[Dense, Any],
     automatic: Sequence[str],
     optimizer: OptimizerWrapper | None,
     cast: bool,
@@ -183,6 +197,7 @@ def _load(
 
     last = chain.last.manifest
     with ranks.stage():
+        loaded = dense_weights.read(ranks, chain.snapshots, *weights, optimizer, tables, cast)
         specs = [_state_spec(table, optimizer) for table in dynamic.values()]
         staged = [
             _stage(chain, name, table, spec, optimizer is not None, quiet)
@@ -213,6 +228,7 @@ def _load(
     if optimizer is not None:
         optimizer.attach(list(dynamic.values()))
         restore_optimizer(optimizer, dynamic, last_optimizer(chain.snapshots))
+    loaded.assign()
     return Watermark.of(last), chain
 
 

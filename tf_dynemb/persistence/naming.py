@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from tf_dynemb._warn import warn
+from tf_dynemb.dense.names import is_dense
 from tf_dynemb.variables.dynamic import DynamicVariable
 from tf_dynemb.variables.static import Variable
 from tf_dynemb.variables.unwrap import filter_variables, tables_of, unwrap
@@ -18,15 +19,22 @@ def named_variables(variables: Any) -> dict[str, DynamicVariable | Variable]:
     """Returns variables by their names on disk.
 
     Args:
-        variables: a variable of this package, a Keras variable of one, a Keras layer or model,
-            which means all of its tables, a sequence of these, or a dict of names and variables or
-            layers of one table.
+        variables: a variable of this package, a Keras variable of one, a Keras layer or model or
+            a `tf.Module`, which mean all of their tables, a sequence of these, or a dict of names
+            and variables or layers of one table. Dense weights are skipped in a dict.
 
     Raises:
         TypeError, ValueError: a variable or its name cannot be dumped.
     """
     if isinstance(variables, Mapping):
-        pairs = [(name, _only(variable)) for name, variable in variables.items()]
+        _check_names(variables)
+        pairs = [
+            (name, _only(variable))
+            for name, variable in variables.items()
+            if not is_dense(variable)
+        ]
+    elif isinstance(variables, tf.Module):
+        return named_tables(variables)
     else:
         if not isinstance(variables, Sequence) and not isinstance(variables, Iterator):
             variables = [variables]
@@ -41,8 +49,6 @@ def named_variables(variables: Any) -> dict[str, DynamicVariable | Variable]:
             raise TypeError(
                 f"variables must be DynamicVariables or tf_dynemb.Variables, got {variable!r:.120}."
             )
-        if not isinstance(name, str) or not name:
-            raise TypeError(f"a table's name must be a non-empty string, got {name!r}.")
         if isinstance(variable, Variable) and variable.shape.rank != 2:
             raise ValueError(f"{name!r} has the shape {variable.shape}, expected two dimensions.")
         if name in named:
@@ -55,6 +61,12 @@ def named_variables(variables: Any) -> dict[str, DynamicVariable | Variable]:
     if not named:
         raise ValueError("variables is empty.")
     return named
+
+
+def _check_names(variables: Mapping[Any, Any]) -> None:
+    for name in variables:
+        if not isinstance(name, str) or not name:
+            raise TypeError(f"a table's name must be a non-empty string, got {name!r}.")
 
 
 def named_tables(model: keras.layers.Layer | tf.Module) -> dict[str, DynamicVariable | Variable]:
@@ -82,7 +94,10 @@ def named_tables(model: keras.layers.Layer | tf.Module) -> dict[str, DynamicVari
     """
     places = dict(_places(model, "", set()))
     named: dict[str, DynamicVariable | Variable] = {}
-    weights = model.variables if isinstance(model, keras.layers.Layer) else []
+    if isinstance(model, keras.layers.Layer):
+        weights = model.variables
+    else:
+        weights = tf.train.TrackableView(model).descendants()
     # A layer that has not been called yet does not have the tables among its attributes as weights.
     variables = {id(v): v for v in (*filter_variables(map(unwrap, weights))[0], *places.values())}
     for variable in variables.values():
@@ -142,7 +157,7 @@ def with_automatic_names(
         tables: the variables by their names on disk.
         variables: the argument of `named_variables`.
     """
-    if isinstance(variables, Mapping):
+    if isinstance(variables, (Mapping, tf.Module)):
         return []
     return [name for name, table in tables.items() if table.has_automatic_name]
 

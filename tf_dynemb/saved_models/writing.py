@@ -119,7 +119,12 @@ def _copy(snapshot: storage.Snapshot, target: pathlib.Path) -> None:
         tables.append(
             dataclasses.replace(table, state=None, admission_lines=None, shards=tuple(shards))
         )
-    manifest = dataclasses.replace(snapshot.manifest, optimizer=None, tables=tuple(tables))
+    dense = tuple(file for file in snapshot.manifest.dense if file.part == "weights")
+    for each in dense:
+        _copy_file(snapshot.directory / each.file, target / each.file)
+    manifest = dataclasses.replace(
+        snapshot.manifest, optimizer=None, tables=tuple(tables), dense=dense
+    )
     (target / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
 
 

@@ -10,6 +10,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,7 @@ from tf_dynemb.serving.state import Lineage, State
 from tf_dynemb.serving.table import Mask, Table, Vectors
 from tf_dynemb.storage import Chain, Snapshot
 from tf_dynemb.storage.chain import LOSSES, Name
+from tf_dynemb.storage.safetensors import Array
 
 # The maximum number of attempts, if files were removed because a newer base superseded them.
 _ATTEMPTS = 5
@@ -142,6 +144,29 @@ class Reader:
         """The time at which the watermark was taken, to the microsecond."""
         epoch = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
         return epoch + datetime.timedelta(microseconds=self._state.last.watermark_utc_ns // 1000)
+
+    @property
+    def extra(self) -> Mapping[str, Any]:
+        """The dict that `dump` or `incremental_dump` was given for the last snapshot applied."""
+        return self._state.last.extra or {}
+
+    def dense(self) -> dict[str, npt.NDArray[Any]]:
+        """Returns the dense weights of the model that was dumped, by name.
+
+        They are those of the last snapshot that has some; the rows of all lookups that are in the
+        same state are as of then or later.
+
+        Returns:
+            Read-only arrays, mapped from a file; bfloat16 as float32. `tf_dynemb.dump` says which
+            name a weight has.
+
+        Raises:
+            KeyError: no snapshot has dense weights.
+        """
+        dense = self._state.dense
+        if dense is None:
+            raise KeyError(f"{self._path} has no dense weights: it was dumped without the model.")
+        return {name: _as_numpy(array) for name, array in dense.items()}
 
     def dimension(self, table: str | None = None) -> int:
         """Returns the width of a table's vectors; raises KeyError for an unknown table."""
@@ -330,6 +355,14 @@ class Reader:
                 return 0, failure
             self._held = _Held(state, lineage, directories[done - 1].name)
         return count, failure
+
+
+def _as_numpy(array: Array) -> npt.NDArray[Any]:
+    if array.dtype != "bfloat16":
+        return array.values
+    wide = (array.values.astype(np.uint32) << 16).view(np.float32)
+    wide.flags.writeable = False
+    return wide
 
 
 def _chain(path: pathlib.Path, last: str) -> list[pathlib.Path]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from tf_dynemb.serving.table import Schema, Table
 from tf_dynemb.storage import DataLossError, Manifest, Snapshot
+from tf_dynemb.storage.safetensors import Array
 
 
 @dataclasses.dataclass(eq=False)
@@ -76,11 +77,13 @@ class State:
         last: the manifest of the last snapshot in the state.
         schemas: the schema of every table of the base.
         tables: the tables that were requested.
+        dense: the dense weights of the last snapshot that has some; None: none has.
     """
 
     last: Manifest
     schemas: Mapping[str, Schema]
     tables: Mapping[str, Table]
+    dense: Mapping[str, Array] | None
 
     @classmethod
     def of_base(cls, snapshot: Snapshot, wanted: tuple[str, ...] | None) -> State:
@@ -99,6 +102,8 @@ class State:
         if missing:
             there = ", ".join(map(repr, entries)) or "none"
             raise ValueError(f"{snapshot.directory} has no table {missing[0]!r}: it has {there}.")
+        # Unlike rows, they are read as a whole anyway.
+        snapshot.verify(files=[each for each in snapshot.manifest.dense if each.part == "weights"])
         return cls(
             snapshot.manifest,
             {name: Schema.of(entry) for name, entry in entries.items()},
@@ -107,6 +112,7 @@ class State:
                 for name, entry in entries.items()
                 if wanted is None or name in wanted
             },
+            snapshot.dense("weights"),
         )
 
     def after_delta(self, snapshot: Snapshot, lineage: Lineage) -> State:
@@ -154,4 +160,14 @@ class State:
                 )
             if entry.name in tables:
                 tables[entry.name] = tables[entry.name].with_delta(snapshot, entry)
-        return State(snapshot.manifest, self.schemas, tables)
+        dense = snapshot.dense("weights") or self.dense
+        if dense and self.dense and _forms(dense) != _forms(self.dense):
+            raise DataLossError(
+                f"{snapshot.directory} has the dense weights of a model of another structure than "
+                "the snapshot before it."
+            )
+        return State(snapshot.manifest, self.schemas, tables, dense)
+
+
+def _forms(dense: Mapping[str, Array]) -> dict[str, tuple[str, tuple[int, ...]]]:
+    return {name: (array.dtype, array.values.shape) for name, array in dense.items()}

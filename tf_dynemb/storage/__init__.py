@@ -11,6 +11,7 @@ from tf_dynemb.storage.column_writer import WRITE_UNIT, ColumnWriter
 from tf_dynemb.storage.errors import DataLossError
 from tf_dynemb.storage.manifest import (
     ColumnFile,
+    DenseFile,
     InitializerEntry,
     Manifest,
     Shard,
@@ -28,6 +29,7 @@ __all__ = [
     "ColumnFile",
     "ColumnWriter",
     "DataLossError",
+    "DenseFile",
     "InitializerEntry",
     "Manifest",
     "Part",

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tf_dynemb._presence import exists, is_directory, local_path
-from tf_dynemb.storage import crc32c, npy
+from tf_dynemb.storage import crc32c, npy, safetensors
 from tf_dynemb.storage.errors import DataLossError
 from tf_dynemb.storage.manifest import MOST_BYTES, ColumnFile, Manifest
 from tf_dynemb.storage.steps import Change, changes
@@ -157,12 +157,28 @@ class Snapshot:
     @property
     def files(self) -> list[ColumnFile]:
         """All files of the snapshot, except its manifest."""
-        return [
-            file
-            for table in self.manifest.tables
-            for shard in table.shards
-            for file in shard.files.values()
-        ]
+        return [file for file, _ in self.manifest.files_of_ranks]
+
+    def dense(self, part: str, rank: int = 0) -> dict[str, safetensors.Array] | None:
+        """Returns dense variables, mapped from their file; None if the snapshot has no such part.
+
+        This checks the form and the size of the file; only `verify` checks its content.
+
+        Args:
+            part: "weights" or "training".
+            rank: the rank whose values are returned, as far as they differ from rank 0's.
+
+        Raises:
+            DataLossError: the file is missing, or does not match the manifest.
+        """
+        files = {file.rank: file for file in self.manifest.dense if file.part == part}
+        if not files:
+            return None
+        arrays: dict[str, safetensors.Array] = {}
+        for file in (files[0], files.get(rank)):
+            if file is not None:
+                arrays |= safetensors.read(self.directory / file.file, file.bytes)
+        return arrays
 
     def verify(
         self,

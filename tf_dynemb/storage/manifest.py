@@ -39,6 +39,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
 }
 STRING_HASHES = ("farmhash64",)
 TTL_CLOCKS = ("steps", "wall", "data")
+DENSE_PARTS = ("weights", "training")
 INITIALIZERS = ("constant", "uniform", "normal", "truncated_normal")
 
 # The 64-bit words of a line of admission counters, and the most lines of a table.
@@ -75,6 +76,23 @@ class ColumnFile:
     file: str
     bytes: int
     crc32c: str
+
+
+@dataclasses.dataclass(frozen=True)
+class DenseFile(ColumnFile):
+    """A file of dense variables by name (safetensors.py).
+
+    The file of rank 0 has all variables. Another rank has a file only if some of its variables
+    have other values, such as the random seeds of dropout; the file has these.
+
+    Attributes:
+        part: "weights" of the model, or what only "training" needs: the variables of the optimizer
+            and of random seeds.
+        rank: the rank that wrote it.
+    """
+
+    part: str
+    rank: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -226,7 +244,10 @@ class TableEntry:
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """The content of MANIFEST.json, except its format, version and checksum."""
+    """The content of MANIFEST.json, except its format, version and checksum.
+
+    `dense` and `extra` can be missing in the file. `extra` is an object of the user.
+    """
 
     kind: str
     id: str
@@ -241,6 +262,17 @@ class Manifest:
     tables: tuple[TableEntry, ...]
     continues: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
+    dense: tuple[DenseFile, ...] = ()
+    extra: Mapping[str, Any] | None = None
+
+    @property
+    def files_of_ranks(self) -> list[tuple[ColumnFile, int]]:
+        """All files of the snapshot, except its manifest, with the ranks that wrote them."""
+        shards = [shard for table in self.tables for shard in table.shards]
+        return [
+            *((file, shard.rank) for shard in shards for file in shard.files.values()),
+            *((file, file.rank) for file in self.dense),
+        ]
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -291,7 +323,7 @@ class Manifest:
         return _manifest(members, version)
 
     def without_shards(self) -> Manifest:
-        """Returns a copy without shards, which are most of the manifest."""
+        """Returns a copy without the shards of tables, which are most of the manifest."""
         tables = (dataclasses.replace(table, shards=()) for table in self.tables)
         return dataclasses.replace(self, tables=tuple(tables))
 
@@ -319,6 +351,11 @@ def file_name(table: int, rank: int, column: str) -> str:
     return f"{table:03d}.r{rank}.{column}.npy"
 
 
+def dense_file_name(part: str, rank: int) -> str:
+    """Returns the name of a file of dense variables in the snapshot's directory."""
+    return f"dense.r{rank}.{part}.safetensors"
+
+
 def checksum_of(members: Mapping[str, Any]) -> int:
     """Returns the CRC32C of the canonical form of an object's members."""
     return crc32c(json.dumps(members, sort_keys=True, separators=(",", ":")).encode())
@@ -343,9 +380,7 @@ def _manifest(members: Fields, version: int) -> Manifest:
     base = kind == "base"
     members.require(not base or members.get("parent") is None, "parent", "must be null in a base")
     members.require(not base or members.get("since") == 0, "since", "must be 0 in a base")
-    files = [file.file for t in tables for shard in t.shards for file in shard.files.values()]
-    members.require(len(set(files)) == len(files), "tables", "has a file twice")
-    return Manifest(
+    manifest = Manifest(
         kind=kind,
         id=members.text("id", _ID),
         parent=members.optional("parent", lambda: members.text("parent", _ID)),
@@ -359,7 +394,35 @@ def _manifest(members: Fields, version: int) -> Manifest:
         tables=tables,
         continues=_ids(members, "continues", base),
         after=_ids(members, "after", base),
+        dense=_dense(members, world_size, block_bytes),
+        extra=_extra(members),
     )
+    files = [file.file for file, _ in manifest.files_of_ranks]
+    members.require(len(set(files)) == len(files), "tables", "has a file twice")
+    return manifest
+
+
+def _dense(members: Fields, world_size: int, block_bytes: int) -> tuple[DenseFile, ...]:
+    if members.members.get("dense") is None:
+        return ()
+    files = []
+    for each in members.objects("dense"):
+        part, rank = each.choice("part", DENSE_PARTS), each.integer("rank", 0, world_size - 1)
+        file = _file(each)
+        digits = 8 * -(-file.bytes // block_bytes)
+        each.require(len(file.crc32c) == digits, "crc32c", f"needs {digits} digits")
+        files.append(DenseFile(file.file, file.bytes, file.crc32c, part, rank))
+    places = [(file.part, file.rank) for file in files]
+    members.require(len(set(places)) == len(places), "dense", "has a part of a rank twice")
+    first = all((part, 0) in places for part, _ in places)
+    members.require(first, "dense", "lacks the file of rank 0")
+    return tuple(files)
+
+
+def _extra(members: Fields) -> Mapping[str, Any] | None:
+    if members.members.get("extra") is None:
+        return None
+    return members.object("extra").members
 
 
 def _ids(members: Fields, name: str, base: bool) -> tuple[str, ...]:

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import os
 import pathlib
-from collections.abc import Callable, Sequence
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from tf_dynemb.storage import crc32c, key_index, npy
+from tf_dynemb.storage import crc32c, key_index, npy, safetensors
 from tf_dynemb.storage.column_writer import ColumnWriter
 from tf_dynemb.storage.errors import naming
-from tf_dynemb.storage.manifest import INDEX_ROWS, ColumnFile, TableEntry, file_name
+from tf_dynemb.storage.manifest import (
+    INDEX_ROWS,
+    ColumnFile,
+    DenseFile,
+    TableEntry,
+    dense_file_name,
+    file_name,
+)
 
 # (file of the keys, offset of its data, rows, bytes per key, file of the index, offset of its
 # data): fills in the index, in a file that already has its size and whose slots are zeros; returns
@@ -38,6 +47,7 @@ class Part:
 
     Attributes:
         rank: the `rank` of the constructor.
+        dense: the files of dense variables that were written.
     """
 
     def __init__(
@@ -50,6 +60,7 @@ class Part:
         if block_bytes < npy.HEADER_BYTES:
             raise ValueError(f"block_bytes must be at least 128, got {block_bytes}.")
         self.rank = rank
+        self.dense: list[DenseFile] = []
         self._directory = directory
         self._checksum = checksum
         self._block_bytes = block_bytes
@@ -119,9 +130,54 @@ class Part:
                     str(keys.path), offset, keys.rows, key_bytes, str(path), offset
                 )
             os.fsync(file.fileno())
+        self._indexes[table, rank, "index"] = ColumnFile(path.name, size, self._digits(path, size))
+
+    def write_dense(self, part: str, arrays: Mapping[str, safetensors.Array]) -> None:
+        """Writes and syncs a file of dense variables.
+
+        Args:
+            part: "weights" or "training".
+            arrays: the values by name.
+
+        Raises:
+            OSError: an error of the file system.
+        """
+        path = self._directory / dense_file_name(part, self.rank)
+        size = safetensors.write(path, arrays)
+        self.dense.append(DenseFile(path.name, size, self._synced(path, size), part, self.rank))
+
+    def copy_dense(self, directory: pathlib.Path, files: Sequence[DenseFile]) -> None:
+        """Copies and syncs files of dense variables, of all ranks, from another snapshot.
+
+        Args:
+            directory: the directory of that snapshot, whose files were verified.
+            files: its files.
+
+        Raises:
+            OSError: an error of the file system.
+        """
+        for file in files:
+            path = self._directory / file.file
+            shutil.copyfile(directory / file.file, path)
+            digits = self._synced(path, file.bytes)
+            self.dense.append(dataclasses.replace(file, crc32c=digits))
+
+    def _synced(self, path: pathlib.Path, size: int) -> str:
+        """Syncs a file, and returns its checksums, which are computed meanwhile."""
+        with (
+            naming(path),
+            path.open("rb") as file,
+            concurrent.futures.ThreadPoolExecutor(1) as syncing,
+        ):
+            synced = syncing.submit(os.fsync, file.fileno())
+            digits = self._digits(path, size)
+            synced.result()
+        return digits
+
+    def _digits(self, path: pathlib.Path, size: int) -> str:
+        """Returns the checksums of a file's blocks as in the manifest."""
         blocks = crc32c.of_file(path, size, self._block_bytes, self._checksum)
-        digits = "".join(f"{value:08x}" for _, values in blocks for value in values)
-        self._indexes[table, rank, "index"] = ColumnFile(path.name, size, digits)
+        return "".join(f"{value:08x}" for _, values in blocks for value in values)
 
     def with_files(self, tables: Sequence[TableEntry]) -> tuple[TableEntry, ...]:
         """Syncs all files, and returns the entries of tables with the files written for them.

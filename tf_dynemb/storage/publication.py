@@ -24,7 +24,7 @@ from tf_dynemb.storage.chain import (
     since_last_base,
 )
 from tf_dynemb.storage.errors import DataLossError, naming
-from tf_dynemb.storage.manifest import KINDS, MOST_AFTER, Manifest, TableEntry
+from tf_dynemb.storage.manifest import KINDS, MOST_AFTER, DenseFile, Manifest, TableEntry
 from tf_dynemb.storage.part import BLOCK_BYTES, Part
 
 UNPUBLISHED = ".tmp-"
@@ -132,6 +132,8 @@ class Publication(Part):
         continues: Sequence[str] = (),
         after: Sequence[str] = (),
         keep: int = 0,
+        dense: Sequence[DenseFile] | None = None,
+        extra: Mapping[str, Any] | None = None,
     ) -> Snapshot:
         """Makes the snapshot visible. From then on it survives crashes.
 
@@ -149,6 +151,9 @@ class Publication(Part):
                 last `MOST_AFTER` are written.
             keep: for a base, the number of bases before it that stay at the path, each with its
                 deltas. All others are removed.
+            dense: the files of dense variables, also of other processes. None: those that this
+                process has written.
+            extra: an object of the user.
 
         Returns:
             The published snapshot.
@@ -166,7 +171,6 @@ class Publication(Part):
                 "with this delta the path's chain would have a gap."
             )
         tables = self.with_files(tables)
-        self._check_files(tables)
         manifest = Manifest(
             kind=self._kind,
             id=self.id,
@@ -181,7 +185,10 @@ class Publication(Part):
             tables=tables,
             continues=tuple(continues),
             after=tuple(after)[-MOST_AFTER:],
+            dense=tuple(self.dense if dense is None else dense),
+            extra=extra,
         )
+        self._check_files(manifest)
         text = manifest.to_json()
         try:
             Manifest.from_json(text, str(self.path))
@@ -207,18 +214,16 @@ class Publication(Part):
             return last.id == parent
         return parent in Snapshot(self.path / str(last)).manifest.ids
 
-    def _check_files(self, tables: Sequence[TableEntry]) -> None:
+    def _check_files(self, manifest: Manifest) -> None:
         """Raises ValueError unless this process sees all files that were written."""
-        for table in tables:
-            for shard in table.shards:
-                for file in shard.files.values():
-                    path = self._directory / file.file
-                    size = path.stat().st_size if exists(path) else 0
-                    if size != file.bytes:
-                        raise ValueError(
-                            f"{path} has {size} bytes, but rank {shard.rank} has written "
-                            f"{file.bytes}: all ranks must share the file system of {self.path}."
-                        )
+        for file, rank in manifest.files_of_ranks:
+            path = self._directory / file.file
+            size = path.stat().st_size if exists(path) else 0
+            if size != file.bytes:
+                raise ValueError(
+                    f"{path} has {size} bytes, but rank {rank} has written {file.bytes}: all ranks "
+                    f"must share the file system of {self.path}."
+                )
 
 
 @contextlib.contextmanager

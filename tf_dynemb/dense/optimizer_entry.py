@@ -22,28 +22,31 @@ def check_optimizer(optimizer: Any) -> None:
 
 
 def optimizer_entry(
-    optimizer: OptimizerWrapper, tables: Mapping[str, DynamicVariable]
+    optimizer: OptimizerWrapper, tables: Mapping[str, DynamicVariable], is_whole: bool = False
 ) -> dict[str, Any]:
     """Returns the optimizer's entry in a manifest: name, config, iterations, variables (scalars).
 
     Args:
         optimizer: the optimizer. It may keep variables for a table that are not in its rows.
         tables: the tables that are written, by their names on disk.
+        is_whole: whether all of its variables are written as dense variables.
     """
     core = optimizer.core
     config = keras.saving.serialize_keras_object(core)["config"]
     values = {name: float(variable) for name, variable in _scalars(optimizer, tables)}
     for name, table in tables.items():
-        if any(variable.shape != () for variable in optimizer.shared_variables(table)):
+        arrays = [each for each in optimizer.shared_variables(table) if each.shape != ()]
+        if arrays and not is_whole:
             warn(
                 f"{type(core).__name__} keeps state of the table {name!r} that is not in its rows, "
-                "such as statistics of columns; tf.train.Checkpoint saves it, a dump does not."
+                "such as statistics of columns; a dump of the model saves it, one of tables does "
+                "not."
             )
     return {
         "name": type(core).__name__,
         # JSON has no infinities, and a user's class may have any object in its config.
         "config": json.loads(json.dumps(config, default=repr), parse_constant=str),
-        "iterations": int(core.iterations),
+        "iterations": int(core._iterations),
         "variables": {name: value for name, value in values.items() if math.isfinite(value)},
     }
 
@@ -66,7 +69,7 @@ def restore_optimizer(
     for name, variable in _scalars(optimizer, tables):
         if name in values:
             variable.assign(values[name])
-    optimizer.core.iterations.assign(entry.get("iterations", 0))
+    optimizer.core._iterations.assign(entry.get("iterations", 0))
 
 
 def _scalars(
@@ -79,7 +82,7 @@ def _scalars(
     for group, variables in groups.items():
         seen: dict[str, int] = {}
         for variable in variables:
-            if variable.shape == () and variable is not optimizer.core.iterations:
+            if variable.shape == () and variable is not optimizer.core._iterations:
                 # Keras numbers variables that the optimizer has not named.
                 name = re.sub(r"_\d+$", "", variable.name)
                 count = seen[name] = seen.get(name, 0) + 1
