@@ -1,4 +1,4 @@
-"""Disk: dump and load compared with `dd`, deltas, training during a dump, and the reader.
+"""Disk: dump and load beside `dd`, deltas, dense weights, training during a dump, and the reader.
 
 `dd` writes the same number of bytes as the dump to the same disk, and syncs them. The disk's speed
 varies, so dump and `dd` take turns.
@@ -139,6 +139,46 @@ def deltas(folder: Path, rows: int, repeats: int) -> list[Result]:
     return results
 
 
+def dense(folder: Path, weights: int, repeats: int) -> list[Result]:
+    """Measures what dense weights add to a delta: time, compared with `dd`, and bytes."""
+    import tensorflow as tf
+
+    import tf_dynemb as de
+
+    table = filled(BATCH)
+    variables = {"t": table, **{f"w{i}": tf.Variable(tf.ones([weights // 10])) for i in range(10)}}
+    path = folder / "dense"
+    de.dump(path, variables, quiet=True)
+    values = iter(range(1, 1 << 30))
+    sizes = []
+
+    def delta(which: str | None) -> float:
+        value = float(next(values))
+        keys = np.arange(1000) * STRIDE
+        table.upsert(tf.constant(keys, tf.int64), tf.fill([len(keys), DIM], value))
+        for name, variable in variables.items():
+            if name != "t":
+                variable.assign(tf.fill(variable.shape, value))
+        seconds = seconds_of(lambda: de.incremental_dump(path, variables, dense=which, quiet=True))
+        sizes.append(size_of(de.storage.Chain.open(path).last.directory))
+        return 1e3 * seconds
+
+    def added() -> float:
+        without = delta(None)
+        return delta("weights") - without
+
+    times = interleave(
+        {OURS: added, DD: lambda: 1e3 * seconds_of(lambda: dd(folder / "dd", 4 * weights))}, repeats
+    )
+    shutil.rmtree(path)
+    name = f"{weights / 1e6:g} M dense weights in a delta"
+    share = (sizes[-1] - sizes[-2]) / (4 * weights)
+    return [
+        Result(f"{name}, added", "ms", times, less_is_better=True),
+        Result(f"{name}, bytes added, of the weights", "", {OURS: [share]}),
+    ]
+
+
 def training(folder: Path, rows: int, repeats: int) -> list[Result]:
     """Measures steps per second with and without a running dump (under "static")."""
     import keras
@@ -230,6 +270,7 @@ def main() -> None:
         default=[1_000_000, 10_000_000, 40_000_000],
         help="rows in the tables of the deltas",
     )
+    parser.add_argument("--dense", type=int, default=10_000_000, help="dense weights of the deltas")
     parser.add_argument(
         "--folder", type=Path, help="folder on the disk to measure; default: temporary"
     )
@@ -244,6 +285,7 @@ def main() -> None:
         results += dump_and_load(folder, options.rows, options.repeats)
         results += training(folder, options.rows, options.repeats)
         results += reader(folder, options.rows, options.repeats)
+        results += dense(folder, options.dense, options.repeats)
         for rows in options.delta_rows:
             results += deltas(folder, rows, options.repeats)
             shutil.rmtree(folder / "deltas")

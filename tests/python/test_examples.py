@@ -285,15 +285,21 @@ def test_code_of_the_documents_runs(tmp_path, page, number):
 
 @pytest.mark.slow
 def test_the_trainer_of_the_guide_restarts(tmp_path):
-    (block,) = [b for b in code_blocks("docs/guide.md") if "started again" in b]
+    *_, fit, loop, _, _ = code_blocks("docs/guide.md")
     check = """
-reader = de.serving.Reader("online/tables")
+reader = de.serving.Reader("online" if "labels" in globals() else "hourly")
 assert np.array_equal(reader.lookup(np.arange(1000)), model.layers[0](np.arange(1000)))
-print(int(model.optimizer.iterations), len(os.listdir("online/tables")) - 1)  # without LOCK
+assert np.array_equal(reader.dense()["layers/2/kernel"], model.layers[2].kernel)
+print(int(model.optimizer.iterations), reader.extra)
 """
-    for steps, snapshots in [(6, 3), (12, 6)]:
-        output = run_python(["-c", block + check], tmp_path)
-        assert output.splitlines()[-1] == f"{steps} {snapshots}"
+    for epochs in (3, 5):
+        output = run_python(["-c", fit.replace("epochs=3", f"epochs={epochs}") + check], tmp_path)
+        place = {"fit": {"epoch": epochs, "batch": 0}}
+        assert output.splitlines()[-1] == f"{20 * epochs} {place}"
+    for hours in (3, 5):
+        code = loop.replace("range(hour, 3)", f"range(hour, {hours})") + check
+        output = run_python(["-c", code], tmp_path)
+        assert output.splitlines()[-1] == f"{hours} {{'hour': {hours - 1}}}"
 
 
 @pytest.mark.slow
@@ -336,10 +342,11 @@ def test_the_documents_have_all_examples():
     (first,) = code_blocks("README.md")
     assert "de.layers.Embedding" in first
     assert "Reader" in first
-    loop, disk, restart, ranks, profiler = code_blocks("docs/guide.md")
+    loop, disk, restart, hours, ranks, profiler = code_blocks("docs/guide.md")
     assert "de.lookup_sparse" in loop
     assert "follow" in disk
-    assert "de.load" in restart
+    assert "Publish" in restart
+    assert "de.load" in hours
     assert "SynchronizeRanks" in ranks
     assert "profiler" in profiler
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from tf_dynemb import communicator
 from tf_dynemb._warn import warn
+from tf_dynemb.callbacks.first_step import before_first_step
 from tf_dynemb.callbacks.rank_metrics import average_untrained, reduce_metrics, replace_logs
 from tf_dynemb.parallel.agreement import Ranks
 from tf_dynemb.variables.replicas import broadcast_variables
@@ -85,7 +85,7 @@ class SynchronizeRanks(keras.callbacks.Callback):  # type: ignore[misc]
         if self.model.built:
             self._broadcast()
         else:
-            _before_first_step(self.model, self._broadcast)
+            before_first_step(self.model, self._broadcast)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Resets the last epoch's metrics."""
@@ -183,24 +183,6 @@ class SynchronizeRanks(keras.callbacks.Callback):  # type: ignore[misc]
 
 def _several() -> bool:
     return communicator.get().size > 1
-
-
-def _before_first_step(model: keras.Model, action: Callable[[], None]) -> None:
-    """Builds a model when its first batch is available, and calls `action` before the first step.
-
-    Keras would build it within the first step, which is too late to make weights equal. Building
-    needs the shapes of the data, which are only passed to the function that runs a step.
-    """
-    step = model.train_function
-
-    def first_step(iterator: Any) -> Any:
-        model.train_function = step
-        # Tracing creates the variables, and runs nothing.
-        tf.function(model.train_step, autograph=False).get_concrete_function(iterator.element_spec)
-        action()
-        return step(iterator)
-
-    model.train_function = first_step
 
 
 def _weights_are_equal(model: keras.Model) -> bool:
