@@ -114,6 +114,7 @@ soak: develop ## compares tables with models for a million operations each, and 
 	$(call soak_of,$(SOAK_FLUSHES)) //tests/cc:file_flush_test //tests/cc:file_flush_lies_test //tests/cc:file_flush_sync_test
 	$(call soak_of,$(SOAK_RANKS),--test_filter='*RandomCollectives*/Plain_aabb') //tests/cc:ranks_test
 	CRASH_SAMPLES=30 $(VENV_PYTHON) -m pytest -q tests/python/test_crash_model.py
+	PUBLISH_KILLS=100 $(VENV_PYTHON) -m pytest -q tests/python/test_publish.py tests/parallel/test_publish_death.py -k kill
 	$(call soak_of,$(SOAK_SANITIZED_ROWS),--config=asan-ubsan) //tests/cc:file_table_scale_test
 	$(call soak_of,$(SOAK_SANITIZED_ROWS),--config=tsan) //tests/cc:file_table_scale_test
 

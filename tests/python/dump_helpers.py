@@ -29,13 +29,14 @@ def step(optimizer, tables, ids):
     optimizer.apply_gradients(zip(tape.gradient(loss, tables), tables, strict=True))
 
 
-def run_script(name, *arguments):
+def run_script(name, *arguments, timeout=300):
     """Runs a script of this folder in another process. Returns the JSON of its last line."""
     here = pathlib.Path(__file__).resolve().parent
     root = here.parents[1]
     paths = [str(root)] if (root / "tf_dynemb").is_dir() else []
     done = warm_python.run(
         [str(here / name), *map(str, arguments)],
+        timeout=timeout,
         PYTHONPATH=os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")]),
         TF_CPP_MIN_LOG_LEVEL="3",
     )

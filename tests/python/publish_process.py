@@ -1,6 +1,7 @@
 """Trainings with Publish(resume=True), and their interruption by SIGKILL.
 
     python publish_process.py train PATH OUT          writes the bits of the result to OUT.RANK
+    python publish_process.py die PATH OUT TIMES      the same; ranks kill themselves before that
     python publish_process.py kill PATH TIMES SEED    prints what `interrupt` returns
 
 `kill` imports TensorFlow once, and forks for each training.
@@ -16,6 +17,7 @@ import pathlib
 import random
 import signal
 import sys
+import threading
 import time
 import traceback
 
@@ -106,7 +108,7 @@ class Begun(keras.callbacks.Callback):
         self.batches += 1
 
 
-def train(path, out, begun=None):
+def train(path, out, begun=None, kills=0):
     """Trains as far as there is still to train, and then writes the bits of the result."""
     ranks = [] if launchers.find(os.environ) is None else [de.callbacks.SynchronizeRanks()]
     if ranks:
@@ -115,11 +117,39 @@ def train(path, out, begun=None):
     # What is loaded does not depend on the seed.
     is_first = not path.exists() or not list_snapshots(path)
     model = build(seed=1 + rank if is_first else os.getpid())
-    callbacks = [*ranks] if begun is None else [*ranks, Begun(begun)]
+    callbacks = [*ranks]
+    if begun is not None:
+        callbacks.append(Begun(begun))
+    if kills:
+        callbacks.append(Die(f"{out}.kills", kills))
     fit(model, path, *callbacks, base_every=10)
     target = pathlib.Path(f"{out}.{rank}")
     target.with_suffix(".partial").write_text(json.dumps(bits(model)))
     target.with_suffix(".partial").rename(target)
+
+
+class Die(keras.callbacks.Callback):
+    """Kills this rank at a random moment of `fit`, in turns with the other ranks.
+
+    Args:
+        folder: where a file tells of each kill, also to the processes that are started again.
+        times: the number of kills.
+    """
+
+    def __init__(self, folder, times):
+        super().__init__()
+        self.folder, self.times = pathlib.Path(folder), times
+
+    def on_train_begin(self, logs=None):
+        self.folder.mkdir(exist_ok=True)
+        kills = len(list(self.folder.iterdir()))
+        comm = communicator.get()
+        comm.barrier()
+        if kills < self.times and kills % comm.size == comm.rank:
+            # Until the end of the first batch, TensorFlow traces for a second or two.
+            delay = random.Random(kills).uniform(0, 4)
+            (self.folder / str(kills)).touch()
+            threading.Timer(delay, os.kill, (os.getpid(), signal.SIGKILL)).start()
 
 
 def interrupt(path, times, seed):
@@ -186,6 +216,8 @@ def main():
     what, path, *others = sys.argv[1:]
     if what == "train":
         train(pathlib.Path(path), others[0])
+    elif what == "die":
+        train(pathlib.Path(path), others[0], kills=int(others[1]))
     else:
         print(json.dumps(interrupt(pathlib.Path(path), *map(int, others))))
 

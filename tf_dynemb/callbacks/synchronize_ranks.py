@@ -45,6 +45,7 @@ class SynchronizeRanks(keras.callbacks.Callback):  # type: ignore[misc]
     In one process the callback does nothing.
 
     Example:
+    >>> import tensorflow as tf
     >>> import tf_dynemb as de
     >>> model = keras.Sequential([de.layers.Embedding(4), keras.layers.Dense(1)])
     >>> model.compile(de.OptimizerWrapper(keras.optimizers.Adam()), loss="mse")
