@@ -277,6 +277,25 @@ def test_a_table_that_lacks_rows_of_the_chain_cannot_continue_it(tmp_path):
         de.incremental_dump(tmp_path, small)
 
 
+def test_only_the_new_end_of_a_chain_is_read(tmp_path):
+    table, follower = make(), make()
+    table.lookup([1])
+    de.dump(tmp_path, table)
+    de.load(tmp_path, follower)
+    for key in (2, 3):
+        table.lookup([key])
+        de.incremental_dump(tmp_path, table)
+        de.apply_delta(tmp_path, follower)
+    table.lookup([4])
+    de.incremental_dump(tmp_path, table)
+    for directory in sorted(tmp_path.glob("0*"))[:2]:
+        (directory / "MANIFEST.json").write_text("damaged")
+    assert de.apply_delta(tmp_path, follower).id == sorted(tmp_path.glob("0*"))[-1].name[-32:]
+    assert sorted(rows_of(follower)) == sorted(rows_of(table))
+    with pytest.raises(storage.DataLossError):
+        de.apply_delta(tmp_path, make())
+
+
 def test_a_delta_of_another_dtype_is_refused(tmp_path):
     table, half = make(), make(dtype=tf.bfloat16)
     table.lookup([1])

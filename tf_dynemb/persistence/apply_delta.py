@@ -17,11 +17,12 @@ from tf_dynemb.dense.optimizer_entry import check_optimizer, restore_optimizer
 from tf_dynemb.optimizers.wrapper import OptimizerWrapper
 from tf_dynemb.parallel.agreement import Ranks, check_alike
 from tf_dynemb.persistence import columns
-from tf_dynemb.persistence.continuation import continuations
+from tf_dynemb.persistence.continuation import common_id, continuations
 from tf_dynemb.persistence.entry_check import check_entry, has_state, last_optimizer, takes_state
 from tf_dynemb.persistence.joint_reading import open_chain, read_chain, verify
 from tf_dynemb.persistence.naming import described, dynamic_only, named_variables
 from tf_dynemb.persistence.watermark import Watermark
+from tf_dynemb.storage.chain import Name
 from tf_dynemb.storage.steps import decays
 from tf_dynemb.tables.batches import load_steps
 from tf_dynemb.tables.cut import Cut, last_tick
@@ -88,6 +89,8 @@ def _apply(
     optimizer: OptimizerWrapper | None,
     cast: bool,
 ) -> Watermark:
+    if ranks.size == 1:  # several ranks may have applied different ones
+        names = _from_known(names, tables)
     with ranks.stage() as stage:
         chain = open_chain(ranks, path, names)
         fresh = continuations(chain, tables)
@@ -114,6 +117,19 @@ def _apply(
         restore_optimizer(optimizer, tables, last_optimizer(fresh_somewhere))
     loaded.assign()
     return Watermark.of(chain.last.manifest)
+
+
+def _from_known(names: Sequence[str], tables: Mapping[str, DynamicVariable]) -> Sequence[str]:
+    """Returns the directories of a chain from the last one that all tables have, or all of them.
+
+    A long chain that is applied again and again is thereby not read again and again.
+    """
+    known = [table.snapshots for table in tables.values()]
+    for place in reversed(range(len(names))):
+        name = Name.parse(names[place])
+        if name is not None and common_id([name.id], known):
+            return names[place:]
+    return names
 
 
 def _check_steps(
