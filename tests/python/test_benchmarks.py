@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import tf_dynemb as de
-from benchmarks import serving
+from benchmarks import online, serving
 from benchmarks.harness import DENSE, OURS, STATIC, TFRA, Result, interleave, merge, table_lines
 from benchmarks.phases import BETWEEN, OTHERS, PYTHON, Event, attribute
 from tf_dynemb import cli
@@ -104,3 +104,20 @@ def test_copies_of_a_table_are_served_as_tables(tmp_path: pathlib.Path) -> None:
     expected = tf.add_n([table.lookup(keys)] * serving.TABLES)
     np.testing.assert_array_equal(loaded.serve(keys), expected)
     assert (loaded.serve([100]).numpy() == 0).all()
+
+
+def test_a_follower_of_everything_predicts_as_the_trainer(tmp_path) -> None:
+    rng = np.random.default_rng(0)
+    seconds = 3600 * np.sort(rng.integers(0, 12, 300))
+    ratings = np.stack([*rng.integers(0, 30, (2, 300)), rng.integers(0, 11, 300), seconds], axis=1)
+    outcome = online.run(ratings, share=0.5, most=16, dim=4, path=tmp_path / "chain")
+    errors = outcome.errors
+    assert 5 <= outcome.publications <= 7
+    assert len(errors["whole"]) == 150
+    assert np.array_equal(errors["whole"], errors["trainer"])
+    first = int((seconds[150:] == seconds[150]).sum())
+    for name in ("frozen", "rows"):
+        assert np.array_equal(errors[name][:first], errors["trainer"][:first])
+        assert not np.array_equal(errors[name], errors["trainer"])
+    online.draw(outcome, 24 * seconds[150:], tmp_path / "online.svg")
+    assert (tmp_path / "online.svg").read_text().startswith("<?xml")

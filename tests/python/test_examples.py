@@ -311,6 +311,12 @@ def test_code_for_keras_users_runs(tmp_path):
 
 
 @pytest.mark.slow
+def test_code_of_online_learning_runs(tmp_path):
+    output = run_python(["-c", "\n".join(code_blocks("docs/online_learning.md"))], tmp_path)
+    assert output.splitlines()[-1].endswith(" v7 (1, 1)")
+
+
+@pytest.mark.slow
 def test_code_of_choosing_what_stays_runs(tmp_path):
     fit = """
 import keras
