@@ -98,7 +98,7 @@ SOAK_TEAMS_LARGE_BATCHES ?= 4320
 SOAK_FILE_TABLES ?= 560
 SOAK_FILE_ROWS ?= 1400
 SOAK_FLUSHES ?= 100
-SOAK_RANKS ?= 1112
+SOAK_RANKS ?= 2780
 SOAK_SANITIZED_ROWS ?= 1000
 # The timeout comes last, because a --config has its own. $(1): the factor; $(2): more flags; then
 # the tests.

@@ -97,7 +97,7 @@ INSTANTIATE_TEST_SUITE_P(Settings, RanksTest,
 
 TEST_P(RanksTest, RandomAlltoallsBringEachSliceToItsRank) {
   Ranks ranks(GetParam());
-  const size_t n = Longer(kSanitized ? 20 : 60);
+  const size_t n = Longer(kSanitized ? 8 : 24);
   ranks.Run([&](int r) {
     for (int number = 0; number < static_cast<int>(n); ++number) {
       const size_t row_bytes = 1 + static_cast<size_t>(number) * 7 % 65;
@@ -127,7 +127,7 @@ TEST_P(RanksTest, OperationsOfOtherNamesRunInAnyOrder) {
     std::vector<int> order(kNames);
     std::iota(order.begin(), order.end(), 0);
     std::mt19937 random(static_cast<unsigned>(r));
-    for (size_t round = 0; round < Longer(kSanitized ? 3 : 10); ++round) {
+    for (size_t round = 0; round < Longer(kSanitized ? 2 : 5); ++round) {
       std::shuffle(order.begin(), order.end(), random);
       std::vector<std::thread> threads;
       for (const int name : order) {
@@ -160,7 +160,7 @@ INSTANTIATE_TEST_SUITE_P(Settings, RandomCollectivesTest,
 // Random operations of four ranks, in three threads of each; all results are those of a model.
 TEST_P(RandomCollectivesTest, FourRanksInThreads) {
   constexpr int kThreads = 3;
-  const size_t per_thread = Longer(kSanitized ? 30 : 300);
+  const size_t per_thread = Longer(kSanitized ? 20 : 120);
   Ranks ranks(GetParam());
   const auto run = [&](int r, int thread) {
     const auto size = static_cast<size_t>(ranks.size());
