@@ -27,7 +27,7 @@ def run(folder, name, *options):
             *(str(folder / f"{name}.chain"), str(folder / name), *kills),
         ],
         folder / f"{name}.txt",
-        limit=60 + 30 * KILLS,
+        limit=240 + 60 * KILLS,
         options=options,
         PYTHONPATH=os.pathsep.join([str(HERE.parents[1]), str(HERE.parent / "python")]),
     )
