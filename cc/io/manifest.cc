@@ -174,6 +174,7 @@ void ReadTable(const std::string& file, const Json& json, const Manifest& manife
     table->shards.emplace_back();
     ReadShard(file, shard, manifest, *table, has_salt, status, &table->shards.back());
   }
+  if (status->ok() && table->shards.empty()) members.Fault("shards");
 }
 
 // Whether no table and no file is there twice.

@@ -117,6 +117,9 @@ class Snapshot:
                 f"{file} is damaged: invalid UTF-8 at byte offset {error.start}."
             ) from error
         self.manifest = Manifest.from_json(text, str(file))
+        for table in self.manifest.tables:
+            if not table.shards:
+                raise DataLossError(f"{file} is damaged: table {table.name!r} has no shards.")
         name = Name.parse(self.directory.name)
         if name and (name.kind, name.id) != (self.manifest.kind, self.manifest.id):
             raise DataLossError(
