@@ -92,6 +92,19 @@ def fit(model, path, *callbacks, epochs=EPOCHS, **options):
     return publish
 
 
+class Interrupt(keras.callbacks.Callback):
+    """Raises KeyboardInterrupt after a number of batches, on all ranks."""
+
+    def __init__(self, batches):
+        super().__init__()
+        self.left = batches
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+
+
 class Begun(keras.callbacks.Callback):
     """Writes a byte to a pipe when `fit` begins, and after the first batch, which is traced."""
 

@@ -15,23 +15,10 @@ import publish_process
 import pytest
 import tensorflow as tf
 from dump_helpers import run_script
-from publish_process import BATCHES, EPOCHS, bits, build, fit
+from publish_process import BATCHES, EPOCHS, Interrupt, bits, build, fit
 
 import tf_dynemb as de
 from tf_dynemb import storage
-
-
-class Interrupt(keras.callbacks.Callback):
-    """Raises KeyboardInterrupt after a number of batches."""
-
-    def __init__(self, batches):
-        super().__init__()
-        self.left = batches
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.left -= 1
-        if self.left == 0:
-            raise KeyboardInterrupt
 
 
 def interrupted(path, batches, seed=1, **options):

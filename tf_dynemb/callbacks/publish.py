@@ -138,7 +138,6 @@ class Publish(keras.callbacks.Callback):  # type: ignore[misc]
         self._place = (0, 0)  # the epoch and the batch that come next
         self._last_batch = -1  # of this epoch
         self._trained_before = 0  # the batches of this epoch that are not trained again
-        self._is_stopped = False  # in the middle of an epoch
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Resumes, or writes the first base; before the first step if the model is not built."""

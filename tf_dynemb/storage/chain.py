@@ -178,9 +178,8 @@ class Snapshot:
         if not files:
             return None
         arrays: dict[str, safetensors.Array] = {}
-        for file in (files[0], files.get(rank)):
-            if file is not None:
-                arrays |= safetensors.read(self.directory / file.file, file.bytes)
+        for each in sorted({0, rank} & files.keys()):
+            arrays |= safetensors.read(self.directory / files[each].file, files[each].bytes)
         return arrays
 
     def verify(

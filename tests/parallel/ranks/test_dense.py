@@ -5,25 +5,12 @@ from __future__ import annotations
 import keras
 import numpy as np
 import pytest
-from publish_process import bits, build, fit
+from publish_process import Interrupt, bits, build, fit
 
 import tf_dynemb as de
 from tf_dynemb import storage
 
 pytestmark = pytest.mark.ranks(2, 4)
-
-
-class Interrupt(keras.callbacks.Callback):
-    """Raises KeyboardInterrupt after a number of batches, on all ranks."""
-
-    def __init__(self, batches):
-        super().__init__()
-        self.left = batches
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.left -= 1
-        if self.left == 0:
-            raise KeyboardInterrupt
 
 
 def train(comm, seed, path, *callbacks):
