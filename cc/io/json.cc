@@ -355,6 +355,15 @@ Json::Items::Iterator& Json::Items::Iterator::operator++() {
   return *this;
 }
 
+std::vector<std::pair<std::string, Json>> Json::members() const {
+  std::vector<std::pair<std::string, Json>> members;
+  if (kind() != Kind::kObject) return members;
+  document_->ForEachMember(number_, [&](uint32_t at, uint32_t value) {
+    members.emplace_back(Decoded(document_->TextOf(at)), Json(document_, value));
+  });
+  return members;
+}
+
 std::optional<Json> Json::Find(std::string_view name) const {
   if (kind() != Kind::kObject) return std::nullopt;
   std::optional<Json> found;

@@ -25,6 +25,8 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "cc/table/status.h"
 
@@ -48,6 +50,8 @@ class Json {
   std::string string() const;
   // The items of an array; empty for other kinds.
   Items items() const;
+  // The members of an object, in order; empty for other kinds.
+  std::vector<std::pair<std::string, Json>> members() const;
   // The member of an object; nullopt if there is none, or this is no object.
   std::optional<Json> Find(std::string_view name) const;
   // Sets *value and returns true if this is an integer of the type's range.

@@ -75,6 +75,28 @@ std::string NpyHeader(const char* descr, uint64_t rows, int64_t width) {
          std::string({static_cast<char>(kNpyHeaderBytes - 10), '\0'}) + text + "\n";
 }
 
+// Reads an entry of a file: its name, its size, which can be known, and its checksums.
+void ReadFileEntry(Members members, std::optional<uint64_t> bytes, uint64_t block_bytes,
+                   const Status& status, ColumnEntry* entry) {
+  entry->file = members.Text("file");
+  entry->bytes = members.Number("bytes", kMostNumber);
+  if (bytes.has_value() && entry->bytes != *bytes) members.Fault("bytes");
+  const bool plain = entry->file.find_first_of(std::string_view("/\\\0", 3)) == std::string::npos &&
+                     entry->file != "." && entry->file != ".." && !entry->file.empty();
+  if (!plain) members.Fault("file");
+  const std::string digits = members.Text("crc32c");
+  if (!status.ok()) return;
+  const uint64_t blocks = (entry->bytes + block_bytes - 1) / block_bytes;
+  if (digits.size() != 8 * blocks) return members.Fault("crc32c");
+  for (size_t i = 0; i < digits.size(); i += 8) {
+    uint32_t crc = 0;
+    const char* const first = digits.data() + i;
+    const auto [end, error] = std::from_chars(first, first + 8, crc, 16);
+    if (error != std::errc() || end != first + 8) return members.Fault("crc32c");
+    entry->crcs.push_back(crc);
+  }
+}
+
 // Reads the entry of a column of `rows` rows of `width` elements (0: the column has one dimension).
 void ReadColumn(Members files, const Json& object, const std::string& name, const char* descr,
                 size_t element, uint64_t rows, int64_t width, uint64_t block_bytes,
@@ -82,27 +104,35 @@ void ReadColumn(Members files, const Json& object, const std::string& name, cons
   if (!object.Find(name).has_value()) return files.Fault(name.c_str());
   Members members(where, files.Object(name.c_str()), status);
   ColumnEntry column;
-  column.file = members.Text("file");
-  column.bytes = members.Number("bytes", kMostNumber);
   column.header = NpyHeader(descr, rows, width);
   const uint64_t bytes_per_row = element * static_cast<uint64_t>(std::max<int64_t>(width, 1));
   // At most 2^40 rows of 2^20 elements, so that nothing overflows.
-  if (column.bytes != kNpyHeaderBytes + rows * bytes_per_row) members.Fault("bytes");
-  const bool plain = column.file.find_first_of(std::string_view("/\\\0", 3)) == std::string::npos &&
-                     column.file != "." && column.file != ".." && !column.file.empty();
-  if (!plain) members.Fault("file");
-  const std::string digits = members.Text("crc32c");
-  if (!status->ok()) return;
-  const uint64_t blocks = (column.bytes + block_bytes - 1) / block_bytes;
-  if (digits.size() != 8 * blocks) return members.Fault("crc32c");
-  for (size_t i = 0; i < digits.size(); i += 8) {
-    uint32_t crc = 0;
-    const char* const first = digits.data() + i;
-    const auto [end, error] = std::from_chars(first, first + 8, crc, 16);
-    if (error != std::errc() || end != first + 8) return members.Fault("crc32c");
-    column.crcs.push_back(crc);
+  ReadFileEntry(members, kNpyHeaderBytes + rows * bytes_per_row, block_bytes, *status, &column);
+  if (status->ok()) shard->columns[name] = std::move(column);
+}
+
+// Reads the entries of files of dense variables, of which models need one.
+void ReadDense(const std::string& file, const Json::Items& entries, Status* status,
+               Manifest* manifest) {
+  bool has_others = false;  // the weights of other ranks
+  for (const Json& json : entries) {
+    Members members(file, json, status);
+    ColumnEntry entry;
+    ReadFileEntry(members, std::nullopt, manifest->block_bytes, *status, &entry);
+    const std::string part = members.Text("part");
+    const uint64_t rank = members.Number("rank", kMostNumber);
+    if (part != "weights" && part != "training") members.Fault("part");
+    if (part != "weights") continue;
+    if (rank != 0) {
+      has_others = true;
+    } else {
+      if (manifest->dense.has_value()) members.Fault("part");
+      manifest->dense = std::move(entry);
+    }
   }
-  shard->columns[name] = std::move(column);
+  if (has_others && !manifest->dense.has_value() && status->ok()) {
+    *status = DataLoss(file + " is damaged: its member dense is wrong");
+  }
 }
 
 void ReadShard(const std::string& file, const Json& json, const Manifest& manifest,
@@ -180,6 +210,7 @@ void ReadTable(const std::string& file, const Json& json, const Manifest& manife
 // Whether no table and no file is there twice.
 bool HasUniqueNames(const Manifest& manifest) {
   std::set<std::string> tables, files;
+  if (manifest.dense.has_value()) files.insert(manifest.dense->file);
   for (const TableEntry& table : manifest.tables) {
     if (!tables.insert(table.name).second) return false;
     for (const ShardEntry& shard : table.shards) {
@@ -305,6 +336,9 @@ Status ReadManifest(const std::string& directory, Manifest* manifest) {
     DYNEMB_RETURN_IF_ERROR(status);
     manifest->tables.emplace_back();
     ReadTable(file, table, *manifest, version > 1, &status, &manifest->tables.back());
+  }
+  if (const std::optional<Json> dense = json.Find("dense"); dense && !dense->is_null()) {
+    ReadDense(file, members.Items("dense"), &status, manifest);
   }
   if (!HasUniqueNames(*manifest)) members.Fault("tables");
   DYNEMB_RETURN_IF_ERROR(status);

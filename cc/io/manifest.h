@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,7 +21,7 @@ namespace dynemb {
 
 struct ColumnEntry {
   std::string file;            // the name in the directory of the snapshot
-  std::string header;          // the first bytes that the file must have
+  std::string header;          // the first bytes that the file must have; empty: not known
   uint64_t bytes = 0;          // of the file
   std::vector<uint32_t> crcs;  // one for each block
 };
@@ -55,6 +56,7 @@ struct Manifest {
   uint64_t watermark_utc_ns = 0;
   uint64_t block_bytes = 0;
   std::vector<TableEntry> tables;
+  std::optional<ColumnEntry> dense;  // the dense weights of a model, as rank 0 has written them
 };
 
 constexpr size_t kNpyHeaderBytes = 128;

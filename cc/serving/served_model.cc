@@ -20,14 +20,6 @@ namespace {
 // The most attempts, if files were removed because a newer base superseded them.
 constexpr int kAttempts = 5;
 
-struct Descriptor {
-  std::string tables;
-  std::string follow;
-  double follow_seconds = 1.0;
-  bool unrelated = false;
-  uint64_t verify_bytes = uint64_t{1} << 30;  // a few tenths of a second
-};
-
 // The path without links and "..", so that one place has one name.
 std::string Resolved(const std::string& path) {
   char* const found = realpath(path.c_str(), nullptr);
@@ -46,50 +38,6 @@ std::string PathFrom(const std::string& folder, std::string path) {
     from.erase(std::min(from.find_last_of('/'), from.size()));
   }
   return from + "/" + path;
-}
-
-Status ReadDescriptor(const std::string& file, Descriptor* descriptor) {
-  constexpr size_t kMostBytes = size_t{1} << 16;
-  Json json;
-  DYNEMB_RETURN_IF_ERROR(ReadJson(file, kMostBytes, &json));
-  const auto text_of = [&json](const char* name) {
-    const std::optional<Json> member = json.Find(name);
-    return member.has_value() ? member->string() : std::string();
-  };
-  if (text_of("format") != "tf_dynemb.served_tables") {
-    return DataLoss(file + " is not the description of the tables of an exported model");
-  }
-  uint64_t version = 0;
-  const std::optional<Json> number = json.Find("version");
-  if (!number.has_value() || !number->Get(&version)) {
-    return DataLoss(file + " is damaged: it has no version");
-  }
-  if (version != 1) {
-    return InvalidArgument(file + " is of version " + std::to_string(version) +
-                           "; this tf_dynemb reads version 1");
-  }
-  const std::string folder = file.substr(0, file.find_last_of('/') + 1);
-  const std::string tables = text_of("tables");
-  if (tables.empty()) return DataLoss(file + " is damaged: it names no tables");
-  descriptor->tables = PathFrom(folder, tables);
-  const std::string follow = text_of("follow");
-  if (!follow.empty()) descriptor->follow = PathFrom(folder, follow);
-  if (const std::optional<Json> seconds = json.Find("follow_seconds")) {
-    if (!seconds->Get(&descriptor->follow_seconds) || !(descriptor->follow_seconds > 0)) {
-      return DataLoss(file + " is damaged: its member follow_seconds is wrong");
-    }
-  }
-  if (const std::optional<Json> unrelated = json.Find("unrelated")) {
-    if (unrelated->kind() != Json::Kind::kBool) {
-      return DataLoss(file + " is damaged: its member unrelated is wrong");
-    }
-    descriptor->unrelated = unrelated->Canonical() == "true";
-  }
-  const std::optional<Json> verify = json.Find("verify_bytes");
-  if (verify.has_value() && !verify->Get(&descriptor->verify_bytes)) {
-    return DataLoss(file + " is damaged: its member verify_bytes is wrong");
-  }
-  return Status();
 }
 
 uint64_t BytesToRead(const Manifest& manifest) {
@@ -143,6 +91,59 @@ Registry& Models() {
 
 }  // namespace
 
+struct ServedModel::Descriptor {
+  std::string tables;
+  Options options;
+};
+
+Status ServedModel::ReadDescriptor(const std::string& file, Descriptor* descriptor) {
+  constexpr size_t kMostBytes = size_t{1} << 16;
+  Json json;
+  DYNEMB_RETURN_IF_ERROR(ReadJson(file, kMostBytes, &json));
+  const auto text_of = [&json](const char* name) {
+    const std::optional<Json> member = json.Find(name);
+    return member.has_value() ? member->string() : std::string();
+  };
+  if (text_of("format") != "tf_dynemb.served_tables") {
+    return DataLoss(file + " is not the description of the tables of an exported model");
+  }
+  uint64_t version = 0;
+  const std::optional<Json> number = json.Find("version");
+  if (!number.has_value() || !number->Get(&version)) {
+    return DataLoss(file + " is damaged: it has no version");
+  }
+  if (version != 1) {
+    return InvalidArgument(file + " is of version " + std::to_string(version) +
+                           "; this tf_dynemb reads version 1");
+  }
+  const std::string folder = file.substr(0, file.find_last_of('/') + 1);
+  const std::string tables = text_of("tables");
+  if (tables.empty()) return DataLoss(file + " is damaged: it names no tables");
+  descriptor->tables = PathFrom(folder, tables);
+  const std::string follow = text_of("follow");
+  Options& options = descriptor->options;
+  if (!follow.empty()) options.follow = PathFrom(folder, follow);
+  if (const std::optional<Json> seconds = json.Find("follow_seconds")) {
+    if (!seconds->Get(&options.follow_seconds) || !(options.follow_seconds > 0)) {
+      return DataLoss(file + " is damaged: its member follow_seconds is wrong");
+    }
+  }
+  for (const auto& [name, option] :
+       {std::pair("unrelated", &options.unrelated), std::pair("dense", &options.dense)}) {
+    const std::optional<Json> flag = json.Find(name);
+    if (!flag.has_value()) continue;
+    if (flag->kind() != Json::Kind::kBool) {
+      return DataLoss(file + " is damaged: its member " + name + " is wrong");
+    }
+    *option = flag->Canonical() == "true";
+  }
+  const std::optional<Json> verify = json.Find("verify_bytes");
+  if (verify.has_value() && !verify->Get(&options.verify_bytes)) {
+    return DataLoss(file + " is damaged: its member verify_bytes is wrong");
+  }
+  return Status();
+}
+
 Status ServedModel::Open(Exec& exec, const std::string& descriptor, const std::string& table,
                          std::shared_ptr<ServedModel>* model) {
   DYNEMB_RETURN_IF_ERROR(VerifyModelFiles(descriptor));
@@ -181,27 +182,23 @@ Status ServedModel::Open(Exec& exec, const std::string& descriptor, const std::s
     found->tables.insert(table);
     return Status();
   }
-  std::shared_ptr<ServedModel> opened(
-      new ServedModel(described.verify_bytes, described.follow, described.follow_seconds,
-                      described.unrelated),
-      [](ServedModel* ended) {
-        if (ended->pid_ == getpid()) delete ended;
-      });
+  std::shared_ptr<ServedModel> opened(new ServedModel(described.options), [](ServedModel* ended) {
+    if (ended->pid_ == getpid()) delete ended;
+  });
   uint64_t count = 0;
   DYNEMB_RETURN_IF_ERROR(opened->Apply(exec, Resolved(described.tables), &count));
-  if (!described.follow.empty()) opened->StartThread();
+  if (described.options.dense && opened->state()->dense == nullptr) {
+    return FailedPrecondition(described.tables +
+                              " has no dense weights, which the model reads: publish them with the "
+                              "tables, or export the model with dense=None");
+  }
+  if (!described.options.follow.empty()) opened->StartThread();
   all.push_back({opened, getpid(), snapshots, {table}});
   *model = std::move(opened);
   return Status();
 }
 
-ServedModel::ServedModel(uint64_t verify_bytes, std::string follow_path, double follow_seconds,
-                         bool unrelated)
-    : verify_bytes_(verify_bytes),
-      follow_path_(std::move(follow_path)),
-      follow_seconds_(follow_seconds),
-      unrelated_(unrelated),
-      pid_(getpid()) {}
+ServedModel::ServedModel(Options options) : options_(std::move(options)), pid_(getpid()) {}
 
 ServedModel::~ServedModel() {
   {
@@ -240,7 +237,8 @@ Status ServedModel::Attach(const ServedOptions& options, size_t* number) {
   while (free_number < attached_.size() && attached_[free_number] != nullptr) ++free_number;
   if (free_number == attached_.size()) attached_.emplace_back();
   attached_[free_number] = std::move(table);
-  Status status = Publish(*state());
+  SerialExec exec;
+  Status status = Publish(exec, *state());
   if (!status.ok()) {
     attached_[free_number] = nullptr;
     return status;
@@ -255,7 +253,7 @@ void ServedModel::Detach(size_t number) {
   attached_[number] = nullptr;
 }
 
-Status ServedModel::Publish(const ServedState& next) {
+Status ServedModel::Publish(Exec& exec, const ServedState& next) {
   auto published = std::make_shared<ServedState>(next);
   published->tables.clear();
   for (const auto& table : attached_) {
@@ -270,6 +268,7 @@ Status ServedModel::Publish(const ServedState& next) {
     if (!status.ok()) return Status(status.code(), next.last.directory + ": " + status.message());
   }
   const std::shared_ptr<const ServedState> now = state();
+  DYNEMB_RETURN_IF_ERROR(ReadDense(exec, next, now.get(), &published->dense));
   if (now != nullptr && now->last.id != next.last.id) StartThread();  // which forgets its rows
   const auto time = std::chrono::steady_clock::now();
   std::vector<Used> forgotten;  // freed after the lock
@@ -282,6 +281,22 @@ Status ServedModel::Publish(const ServedState& next) {
   ++publications_;
   changed_.notify_all();
   return Status();
+}
+
+Status ServedModel::ReadDense(Exec& exec, const ServedState& next, const ServedState* now,
+                              std::shared_ptr<const DenseWeights>* dense) const {
+  *dense = now == nullptr ? nullptr : now->dense;
+  if (!options_.dense || next.dense_source == nullptr) return Status();
+  if (now != nullptr && next.dense_source == now->dense_source) return Status();
+  const std::shared_ptr<const DenseWeights> before = *dense;
+  DYNEMB_RETURN_IF_ERROR(DenseWeights::Read(exec, *next.dense_source, dense));
+  const std::string difference =
+      before == nullptr ? std::string() : (*dense)->DifferenceFrom(*before);
+  if (difference.empty()) return Status();
+  return FailedPrecondition(next.dense_source->directory +
+                            " has the dense weights of a model of another structure than the one "
+                            "that is served: " +
+                            difference + ". Export the model again");
 }
 
 void ServedModel::Forget(std::chrono::steady_clock::time_point time, std::vector<Used>* forgotten) {
@@ -301,7 +316,7 @@ bool ServedModel::IsEarlier(const Manifest& base, const ServedState& now) const 
 }
 
 Status ServedModel::CheckRelated(const Manifest& base, const ServedState& now) const {
-  if (unrelated_) return Status();
+  if (options_.unrelated) return Status();
   for (const auto* ids : {&base.continues, &base.after}) {
     for (const std::string& id : *ids) {
       if (lineage_.Has(id)) return Status();
@@ -320,14 +335,19 @@ Status ServedModel::CheckRelated(const Manifest& base, const ServedState& now) c
   return Status();
 }
 
-Status ServedModel::OfBase(Exec& exec, Manifest base,
+Status ServedModel::OfBase(Exec& exec, const std::shared_ptr<const ServedState>& now, Manifest base,
                            std::shared_ptr<const ServedState>* next) const {
   auto made = std::make_shared<ServedState>();
-  const bool verify = BytesToRead(base) <= verify_bytes_;
+  const bool verify = BytesToRead(base) <= options_.verify_bytes;
   for (const TableEntry& entry : base.tables) {
     DYNEMB_RETURN_IF_ERROR(TableRows::OfBase(exec, base, entry, verify, &made->rows[entry.name]));
   }
   base.tables.clear();
+  if (base.dense.has_value()) {
+    made->dense_source = std::make_shared<Manifest>(base);
+  } else if (now != nullptr) {
+    made->dense_source = now->dense_source;
+  }
   made->last = std::move(base);
   *next = std::move(made);
   return Status();
@@ -355,6 +375,7 @@ Status ServedModel::AfterDelta(Exec& exec, const std::shared_ptr<const ServedSta
   }
   auto made = std::make_shared<ServedState>();
   made->rows = now->rows;
+  made->dense_source = now->dense_source;
   for (const TableEntry& entry : delta.tables) {
     const auto rows = made->rows.find(entry.name);
     if (rows == made->rows.end()) {
@@ -370,6 +391,7 @@ Status ServedModel::AfterDelta(Exec& exec, const std::shared_ptr<const ServedSta
     rows->second = std::move(changed);
   }
   delta.tables.clear();
+  if (delta.dense.has_value()) made->dense_source = std::make_shared<Manifest>(delta);
   made->last = std::move(delta);
   *next = std::move(made);
   return Status();
@@ -402,7 +424,7 @@ Status ServedModel::ApplyChain(Exec& exec, const std::vector<std::string>& direc
       of_base.applied.insert(first.id);
       of_base.after.insert(first.after.begin(), first.after.end());
       lineage = &of_base;
-      DYNEMB_RETURN_IF_ERROR(OfBase(exec, std::move(first), &now));
+      DYNEMB_RETURN_IF_ERROR(OfBase(exec, now, std::move(first), &now));
       done = 1;
     }
   }
@@ -417,7 +439,7 @@ Status ServedModel::ApplyChain(Exec& exec, const std::vector<std::string>& direc
     const std::string id = delta.id;
     status = AfterDelta(exec, now, std::move(delta), *lineage, &next);
     if (status.ok() && next != now) {
-      if (!replaces) status = Publish(*next);
+      if (!replaces) status = Publish(exec, *next);
       if (status.ok()) ++(replaces ? waiting : *count);
     }
     if (!status.ok()) break;
@@ -425,7 +447,7 @@ Status ServedModel::ApplyChain(Exec& exec, const std::vector<std::string>& direc
     now = std::move(next);
   }
   if (replaces && done > older) {
-    DYNEMB_RETURN_IF_ERROR(Publish(*now));
+    DYNEMB_RETURN_IF_ERROR(Publish(exec, *now));
     lineage_ = std::move(of_base);
     *count += waiting;
   }
@@ -455,10 +477,10 @@ void ServedModel::RunThread() {
   using Clock = std::chrono::steady_clock;
   constexpr double kMostSeconds = 1e6;
   const auto pause = std::chrono::duration_cast<Clock::duration>(
-      std::chrono::duration<double>(std::min(follow_seconds_, kMostSeconds)));
+      std::chrono::duration<double>(std::min(options_.follow_seconds, kMostSeconds)));
   SerialExec exec;
   std::vector<Used> forgotten;
-  auto poll = follow_path_.empty() ? Clock::time_point::max() : Clock::now() + pause;
+  auto poll = options_.follow.empty() ? Clock::time_point::max() : Clock::now() + pause;
   std::unique_lock<std::mutex> lock(mutex_);
   while (!stopping_) {
     const auto wake = before_.empty() ? poll : std::min(poll, before_.back().replaced + kMemory);
@@ -472,9 +494,9 @@ void ServedModel::RunThread() {
     if (polls) {
       uint64_t count = 0;
       try {
-        status = Apply(exec, follow_path_, &count);
+        status = Apply(exec, options_.follow, &count);
       } catch (const std::exception& error) {
-        status = ResourceExhausted(follow_path_ + ": " + error.what());
+        status = ResourceExhausted(options_.follow + ": " + error.what());
       }
       poll = Clock::now() + pause;
     }

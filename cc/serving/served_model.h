@@ -13,6 +13,10 @@
 // Which snapshot is newer follows from the chain, never from a clock (docs/file_format.md, "The
 // state of a reader"); tf_dynemb/serving/reader.py has the same rule.
 //
+// Dense weights. A state has those of its last snapshot that has some; if none of a new base and
+// the deltas after it has, those of the state that it replaces. They must have the names, dtypes
+// and shapes of the weights of the state before, because the graph is of these.
+//
 // Thread. A model that follows a path, or has replaced a state, has a thread that polls the path
 // and forgets replaced states. A child of a fork does not have the thread, which may hold a mutex
 // or be changing the model at that moment. The child therefore opens models itself, and leaves
@@ -30,6 +34,8 @@
 //                                             from the folder of the descriptor
 //    "follow": "/published/ctr",              a path to poll; optional
 //    "follow_seconds": 1.0,                   the time between polls; with "follow"
+//    "dense": true,                           whether the graph reads the dense weights of the
+//                                             snapshots; optional
 //    "unrelated": false,                      whether bases of other tables replace the state;
 //                                             optional
 //    "verify_bytes": 1073741824}              bases of at most this size are verified when they are
@@ -55,6 +61,7 @@
 #include <vector>
 
 #include "cc/io/manifest.h"
+#include "cc/serving/dense_weights.h"
 #include "cc/serving/recent_steps.h"
 #include "cc/serving/served_table.h"
 #include "cc/serving/table_rows.h"
@@ -67,7 +74,11 @@ namespace dynemb {
 struct ServedState {
   Manifest last;  // the last snapshot, without its tables
   std::map<std::string, std::shared_ptr<const TableRows>> rows;
+  std::shared_ptr<const Manifest>
+      dense_source;  // the last snapshot that has dense weights, or null
+  // Set when the state becomes visible:
   std::vector<std::shared_ptr<ServedTable>> tables;  // by the numbers of Attach; null: detached
+  std::shared_ptr<const DenseWeights> dense;         // null: the model does not read them
 };
 
 class ServedModel {
@@ -97,7 +108,7 @@ class ServedModel {
   // state; *count is their number. Each delta becomes visible in all tables at once; a base that
   // replaces the state, together with the deltas after it. If a snapshot is damaged, or does not
   // continue the state, neither it nor any after it is applied: DataLoss names it. So does
-  // FailedPrecondition a base of other tables.
+  // FailedPrecondition a base of other tables, and a snapshot of a model of another structure.
   Status Apply(Exec& exec, const std::string& path, uint64_t* count);
 
   // The error of the last poll of the path that the model follows; ok if there is none.
@@ -120,31 +131,42 @@ class ServedModel {
     bool Has(const std::string& id) const { return applied.count(id) + after.count(id) != 0; }
   };
 
-  ServedModel(uint64_t verify_bytes, std::string follow_path, double follow_seconds,
-              bool unrelated);
+  // What the descriptor says about a model.
+  struct Options {
+    uint64_t verify_bytes = uint64_t{1} << 30;  // a few tenths of a second
+    std::string follow;                         // empty: none
+    double follow_seconds = 1.0;
+    bool unrelated = false;
+    bool dense = false;
+  };
+  struct Descriptor;
+
+  explicit ServedModel(Options options);
+  static Status ReadDescriptor(const std::string& file, Descriptor* descriptor);
   // FailedPrecondition if a base is of other tables than a state, and the model does not take such.
   Status CheckRelated(const Manifest& base, const ServedState& now) const;
   // Whether a base is an earlier state of snapshots that were applied.
   bool IsEarlier(const Manifest& base, const ServedState& now) const;
-  // Sets *next to the state of a base.
-  Status OfBase(Exec& exec, Manifest base, std::shared_ptr<const ServedState>* next) const;
+  // Sets *next to the state of a base, which replaces `now`; that may be null.
+  Status OfBase(Exec& exec, const std::shared_ptr<const ServedState>& now, Manifest base,
+                std::shared_ptr<const ServedState>* next) const;
   // Sets *next to the state after a delta; to `now`, if that has its changes. `now` may be null.
   Status AfterDelta(Exec& exec, const std::shared_ptr<const ServedState>& now, Manifest delta,
                     const Lineage& lineage, std::shared_ptr<const ServedState>* next) const;
   // Applies the chain of these directories.
   Status ApplyChain(Exec& exec, const std::vector<std::string>& directories, uint64_t* count);
-  // Makes `next` the state, with a table for each that is attached.
-  Status Publish(const ServedState& next);
+  // Makes `next` the state, with a table for each that is attached, and with dense weights.
+  Status Publish(Exec& exec, const ServedState& next);
+  // Sets *dense to the weights of a state that follows `now`, which may be null.
+  Status ReadDense(Exec& exec, const ServedState& next, const ServedState* now,
+                   std::shared_ptr<const DenseWeights>* dense) const;
   void StartThread();
   void RunThread();
   // Moves the states that are not remembered any more to *forgotten. Holds mutex_.
   void Forget(std::chrono::steady_clock::time_point time, std::vector<Used>* forgotten);
 
-  const uint64_t verify_bytes_;
-  const std::string follow_path_;  // empty: none
-  const double follow_seconds_;
-  const bool unrelated_;  // whether bases of other tables replace the state
-  const pid_t pid_;       // of the process that has the thread
+  const Options options_;
+  const pid_t pid_;  // of the process that has the thread
   std::mutex applying_;
   // Under applying_:
   std::vector<std::shared_ptr<ServedTable>> attached_;  // without rows; null: detached

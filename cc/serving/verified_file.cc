@@ -44,6 +44,7 @@ Status VerifiedFile::Open(const Manifest& manifest, const ColumnEntry& column,
     return DataLoss(opened->path_ + " is damaged at byte offset 0: its header is not " +
                     column.header.substr(10, column.header.find('}') - 9));
   }
+  opened->header_bytes_ = column.header.size();
   opened->block_bytes_ = manifest.block_bytes;
   if ((manifest.block_bytes & (manifest.block_bytes - 1)) == 0) {
     opened->log_block_ = __builtin_ctzll(manifest.block_bytes);

@@ -1,4 +1,4 @@
-// VerifiedFile: a column of a published snapshot, mapped, none of whose bytes is used before its
+// VerifiedFile: a file of a published snapshot, mapped, none of whose bytes is used before its
 // checksum has been compared.
 //
 // The manifest has a CRC32C for each block (1 MiB) of a file. VerifyAll compares all of them. A
@@ -29,7 +29,7 @@ namespace dynemb {
 
 class VerifiedFile {
  public:
-  // Maps the file of a column, and compares its size and its header. DataLoss names the file.
+  // Maps a file, and compares its size and its header. DataLoss names the file.
   static Status Open(const Manifest& manifest, const ColumnEntry& column,
                      std::unique_ptr<VerifiedFile>* file);
   VerifiedFile(const VerifiedFile&) = delete;
@@ -39,7 +39,7 @@ class VerifiedFile {
   Status VerifyAll(Exec& exec);
 
   // The data after the header.
-  const char* data() const { return mapped_->data() + kNpyHeaderBytes; }
+  const char* data() const { return mapped_->data() + header_bytes_; }
   size_t bytes() const { return mapped_->size(); }
 
   // Returns whether the blocks of [at, at + n), in the data and n > 0, have the right checksums.
@@ -66,6 +66,7 @@ class VerifiedFile {
 
   std::string path_;
   std::shared_ptr<const MappedFile> mapped_;
+  size_t header_bytes_ = 0;
   size_t block_bytes_ = 0;
   int log_block_ = -1;  // of block_bytes_ if it is a power of 2
   std::vector<uint32_t> crcs_;

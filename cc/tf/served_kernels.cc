@@ -1,10 +1,15 @@
 // Kernels of served_ops.cc: unpack, call the library, pack.
+#include <algorithm>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "cc/tf/served_resource.h"
 #include "cc/tf/table_resource.h"
+#include "tensorflow/core/framework/allocation_description.pb.h"
 
 namespace dynemb {
 namespace {
@@ -137,12 +142,104 @@ class ServedStateOp : public DynembOp {
   }
 };
 
+// The memory of a weight, as the memory of a tensor. No operator may reuse it for its output.
+class WeightBuffer final : public tf::TensorBuffer {
+ public:
+  WeightBuffer(std::shared_ptr<const DenseWeights> weights, const DenseWeight& weight)
+      : TensorBuffer(const_cast<char*>(weight.data)),
+        weights_(std::move(weights)),
+        bytes_(weight.bytes) {}
+  size_t size() const override { return bytes_; }
+  TensorBuffer* root_buffer() override { return this; }
+  bool OwnsMemory() const override { return false; }
+  void FillAllocationDescription(tf::AllocationDescription* description) const override {
+    description->set_requested_bytes(static_cast<int64_t>(bytes_));
+    description->set_allocator_name("tf_dynemb");
+  }
+
+ private:
+  const std::shared_ptr<const DenseWeights> weights_;
+  const size_t bytes_;
+};
+
+// The name of a dtype in a file of weights.
+const char* NameOf(tf::DataType dtype) {
+  static constexpr struct {
+    tf::DataType dtype;
+    const char* name;
+  } kNames[] = {
+      {tf::DT_BOOL, "BOOL"},     {tf::DT_INT8, "I8"},    {tf::DT_UINT8, "U8"},
+      {tf::DT_INT16, "I16"},     {tf::DT_UINT16, "U16"}, {tf::DT_HALF, "F16"},
+      {tf::DT_BFLOAT16, "BF16"}, {tf::DT_INT32, "I32"},  {tf::DT_UINT32, "U32"},
+      {tf::DT_FLOAT, "F32"},     {tf::DT_INT64, "I64"},  {tf::DT_UINT64, "U64"},
+      {tf::DT_DOUBLE, "F64"},
+  };
+  const auto* const found =
+      std::find_if(std::begin(kNames), std::end(kNames),
+                   [dtype](const auto& known) { return known.dtype == dtype; });
+  return found == std::end(kNames) ? "" : found->name;
+}
+
+bool HasShape(const DenseWeight& weight, const tf::TensorShape& shape) {
+  const auto dims = shape.dim_sizes();
+  return std::equal(dims.begin(), dims.end(), weight.shape.begin(), weight.shape.end());
+}
+
+class ServedWeightsOp : public DynembOp {
+ public:
+  explicit ServedWeightsOp(tf::OpKernelConstruction* ctx) : DynembOp(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("names", &names_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("dtypes", &dtypes_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("shapes", &shapes_));
+    OP_REQUIRES(ctx, names_.size() == dtypes_.size() && names_.size() == shapes_.size(),
+                absl::InvalidArgumentError(absl::StrCat("names, dtypes and shapes must be as many, "
+                                                        "got ",
+                                                        names_.size(), ", ", dtypes_.size(),
+                                                        " and ", shapes_.size())));
+  }
+
+ protected:
+  absl::Status Run(tf::OpKernelContext* ctx) override {
+    TableRef ref;
+    ServedResource* served;
+    std::shared_ptr<ServedModel> model;
+    size_t number;
+    TF_RETURN_IF_ERROR(GetServed(ctx, &ref, &served));
+    TF_RETURN_IF_ERROR(served->Get(&model, &number));
+    const std::shared_ptr<const ServedState> state = model->StateOf(StepOf(ctx));
+    if (state->dense == nullptr) {
+      return absl::FailedPreconditionError(
+          "the model was exported without dense weights that follow the tables");
+    }
+    for (size_t i = 0; i < names_.size(); ++i) {
+      const DenseWeight* const weight = state->dense->Find(names_[i]);
+      if (weight == nullptr || weight->dtype != NameOf(dtypes_[i]) ||
+          !HasShape(*weight, shapes_[i])) {
+        return absl::FailedPreconditionError(
+            absl::StrCat(state->dense_source->directory, " has no ", tf::DataTypeString(dtypes_[i]),
+                         " weight '", names_[i], "' of shape ", shapes_[i].DebugString(),
+                         ", which the model reads: export the model again"));
+      }
+      auto* const buffer = new WeightBuffer(state->dense, *weight);
+      const tf::core::ScopedUnref own(buffer);
+      ctx->set_output(static_cast<int>(i), tf::Tensor(dtypes_[i], shapes_[i], buffer));
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  std::vector<std::string> names_;
+  std::vector<tf::DataType> dtypes_;
+  std::vector<tf::TensorShape> shapes_;
+};
+
 #define REGISTER(name, kernel) \
   REGISTER_KERNEL_BUILDER(Name(name).Device(tensorflow::DEVICE_CPU), kernel)
 REGISTER("DynembServedTable", ServedTableOp);
 REGISTER("DynembOpenServedTable", OpenServedTableOp);
 REGISTER("DynembApplySnapshots", ApplySnapshotsOp);
 REGISTER("DynembServedState", ServedStateOp);
+REGISTER("DynembServedWeights", ServedWeightsOp);
 #undef REGISTER
 
 }  // namespace

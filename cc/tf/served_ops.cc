@@ -53,5 +53,30 @@ REGISTER_OP("DynembServedState")
       return absl::OkStatus();
     });
 
+REGISTER_OP("DynembServedWeights")
+    .Input("handle: resource")
+    .Output("weights: dtypes")
+    .Attr("names: list(string) >= 1")
+    .Attr(
+        "dtypes: list({bool, int8, uint8, int16, uint16, half, bfloat16, int32, uint32, float, "
+        "int64, uint64, double}) >= 1")
+    .Attr("shapes: list(shape) >= 1")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      TF_RETURN_IF_ERROR(Scalar(c, 0));
+      std::vector<tensorflow::PartialTensorShape> shapes;
+      TF_RETURN_IF_ERROR(c->GetAttr("shapes", &shapes));
+      // The kernel refuses another number of them.
+      for (int i = 0; i < c->num_outputs(); ++i) {
+        tensorflow::shape_inference::ShapeHandle shape = c->UnknownShape();
+        if (static_cast<size_t>(i) < shapes.size()) {
+          TF_RETURN_IF_ERROR(
+              c->MakeShapeFromPartialTensorShape(shapes[static_cast<size_t>(i)], &shape));
+        }
+        c->set_output(i, shape);
+      }
+      return absl::OkStatus();
+    });
+
 }  // namespace
 }  // namespace dynemb

@@ -241,6 +241,67 @@ TEST_F(ManifestTest, MissingAndWrongMembers) {
   }
 }
 
+TEST_F(ManifestTest, DenseWeights) {
+  const Members sound = {{"file", Quoted("w")},
+                         {"bytes", "300"},
+                         {"crc32c", Quoted("0123abcd89abcdef")},
+                         {"part", Quoted("weights")},
+                         {"rank", "0"}};
+  const auto text = [](const std::vector<Members>& entries) {
+    std::vector<std::string> objects;
+    for (const Members& entry : entries) objects.push_back(Object(entry));
+    Parts parts;
+    parts.root["dense"] = Array(objects);
+    return parts.Text();
+  };
+  const auto with = [&](const char* name, const std::string& value) {
+    Members entry = sound;
+    entry[name] = value;
+    return entry;
+  };
+  ASSERT_TRUE(Read(text({sound})).ok());
+  ASSERT_TRUE(manifest_.dense.has_value());
+  EXPECT_EQ(manifest_.dense->file, "w");
+  EXPECT_EQ(manifest_.dense->header, "");
+  EXPECT_EQ(manifest_.dense->bytes, 300u);
+  EXPECT_EQ(manifest_.dense->crcs, (std::vector<uint32_t>{0x0123abcd, 0x89abcdef}));
+  // Those of other ranks, and what only training needs, are not read.
+  Members other = with("rank", "1");
+  other["file"] = Quoted("other");
+  Members training = with("part", Quoted("training"));
+  training["file"] = Quoted("training");
+  ASSERT_TRUE(Read(text({training, other, sound})).ok());
+  EXPECT_EQ(manifest_.dense->file, "w");
+  for (const std::vector<Members>& entries : {std::vector<Members>{training}, {}}) {
+    ASSERT_TRUE(Read(text(entries)).ok());
+    EXPECT_FALSE(manifest_.dense.has_value());
+  }
+  Parts parts;
+  parts.root["dense"] = "null";
+  EXPECT_TRUE(Read(parts.Text()).ok());
+  ExpectDamage(text({other}), "its member dense is wrong");
+  ExpectDamage(text({sound, sound}), "its member part is wrong");
+  ExpectDamage(text({with("file", Quoted("k.npy"))}), "its member tables is wrong");
+  const Wrong wrong = {{"part", And(kNoText, {"\"\"", "\"weight\""})},
+                       {"rank", kNoNumber},
+                       {"bytes", And(kNoNumber, {"0", "256", "513", "4611686018427387905"})},
+                       {"file", And(kNoText, {"\"\"", "\"..\"", "\"a/b\""})},
+                       {"crc32c", And(kNoText, {"\"\"", "\"0123abcd\""})}};
+  for (const auto& [name, values] : wrong) {
+    for (const std::string& value : values) {
+      const Members entry = with(name.c_str(), value);
+      // Sizes of another number of blocks have other checksums.
+      const bool is_size = name == "bytes" && value.find_first_not_of("0123456789") == value.npos &&
+                           value.size() < 19;
+      ExpectDamage(text({entry}), "its member " + (is_size ? "crc32c" : name) + " is wrong");
+    }
+  }
+  for (const char* each : {"1", "\"x\"", "{}"}) {
+    parts.root["dense"] = each;
+    ExpectDamage(parts.Text(), "its member dense is wrong");
+  }
+}
+
 TEST_F(ManifestTest, MissingAndWrongContainers) {
   for (const char* wrong : {"null", "1", "\"x\"", "{}"}) {
     Parts parts;

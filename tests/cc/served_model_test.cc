@@ -191,6 +191,93 @@ TEST_F(ServedModelTest, GapsAndDamageLeaveTheState) {
   EXPECT_EQ(count, 1u);
 }
 
+// A snapshot with rows and a dense weight of this number.
+Snapshot WithWeight(const std::string& kind, uint64_t number, float value,
+                    const std::string& shape = "[1]") {
+  Snapshot snapshot = Of(kind, number, value);
+  const std::string data(reinterpret_cast<const char*>(&value), sizeof(value));
+  snapshot.dense = Safetensors(Object({{"w", ArrayEntry("F32", shape, 0, 4)}}), data);
+  return snapshot;
+}
+
+float WeightIn(const ServedState& state) {
+  float value = 0;
+  memcpy(&value, state.dense->Find("w")->data, sizeof(value));
+  return value;
+}
+
+TEST_F(ServedModelTest, WeightsFollowTheRows) {
+  RemoveAll(tables_);
+  WithWeight("base", 1, 1.0f).Publish(tables_);
+  WithWeight("delta", 2, 2.0f).Publish(tables_);
+  Of("delta", 3, 3.0f).Publish(tables_);
+  MustOpen({{"dense", "true"}});
+  uint64_t count = 0;
+  const auto expect = [this](float rows, float weight) {
+    EXPECT_EQ(Value(0), rows);
+    EXPECT_EQ(WeightIn(*model_->state()), weight);
+  };
+  expect(3.0f, 2.0f);
+  const std::shared_ptr<const ServedState> before = model_->StateOf(7);
+  WithWeight("delta", 4, 4.0f).Publish(tables_);
+  ASSERT_TRUE(Apply(tables_, &count).ok());
+  expect(4.0f, 4.0f);
+  EXPECT_EQ(WeightIn(*model_->StateOf(7)), 2.0f);
+  // A base without weights leaves them.
+  Of("base", 5, 5.0f).Publish(tables_);
+  ASSERT_TRUE(Apply(tables_, &count).ok());
+  expect(5.0f, 4.0f);
+  ASSERT_NE(model_->state()->dense_source, nullptr);
+  EXPECT_EQ(model_->state()->dense_source->watermark, 40u);
+  // Of a base and what follows it, only the last weights are read.
+  const std::string unread = WithWeight("base", 6, 6.0f, "[1, 1]").Publish(tables_);
+  Flip(unread + "/dense.r0.weights.safetensors", 20);
+  WithWeight("delta", 7, 7.0f).Publish(tables_);
+  ASSERT_TRUE(Apply(tables_, &count).ok());
+  expect(7.0f, 7.0f);
+}
+
+TEST_F(ServedModelTest, WeightsOfAnotherModelLeaveTheState) {
+  RemoveAll(tables_);
+  WithWeight("base", 1, 1.0f).Publish(tables_);
+  MustOpen({{"dense", "true"}});
+  const std::shared_ptr<const ServedState> before = model_->state();
+  uint64_t count = 9;
+  for (const char* kind : {"delta", "base"}) {
+    const std::string path = folder_ / kind;
+    const std::string directory = WithWeight(kind, 2, 2.0f, "[1, 1]").Publish(path);
+    ExpectError(Apply(path, &count), Code::kFailedPrecondition,
+                directory +
+                    " has the dense weights of a model of another structure than the one "
+                    "that is served: 'w' is F32 [1, 1], and in the other F32 [1]. Export");
+    EXPECT_EQ(model_->state(), before);
+    EXPECT_EQ(count, 0u);
+    const std::string damaged = WithWeight(kind, 2, 2.0f).Publish(folder_ / "damaged");
+    Flip(damaged + "/dense.r0.weights.safetensors", 20);
+    ExpectError(Apply(folder_ / "damaged", &count), Code::kDataLoss, damaged);
+    EXPECT_EQ(model_->state(), before);
+    RemoveAll(folder_ / "damaged");
+  }
+  WithWeight("delta", 2, 2.0f).Publish(tables_);
+  ASSERT_TRUE(Apply(tables_, &count).ok());
+  EXPECT_EQ(WeightIn(*model_->state()), 2.0f);
+}
+
+TEST_F(ServedModelTest, ModelsThatDoNotReadWeights) {
+  RemoveAll(tables_);
+  const std::string directory = WithWeight("base", 1, 1.0f).Publish(tables_);
+  unlink((directory + "/dense.r0.weights.safetensors").c_str());
+  MustOpen();
+  EXPECT_EQ(model_->state()->dense, nullptr);
+  ExpectError(Open({{"dense", "true"}}), Code::kDataLoss, "weights.safetensors is missing");
+  ExpectError(Open({{"dense", "1"}}), Code::kDataLoss, "dense is wrong");
+  ExpectError(Open({{"unrelated", "0"}}), Code::kDataLoss, "unrelated is wrong");
+  RemoveAll(tables_);
+  Of("base", 1, 1.0f).Publish(tables_);
+  ExpectError(Open({{"dense", "true"}}), Code::kFailedPrecondition,
+              tables_ + " has no dense weights, which the model reads");
+}
+
 TEST_F(ServedModelTest, ARequestReadsOneState) {
   MustOpen();
   uint64_t count = 0;

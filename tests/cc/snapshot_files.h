@@ -78,6 +78,21 @@ inline std::string Npy(const std::string& descr, const std::string& shape,
   return std::string("\x93NUMPY\x01\x00\x76\x00", 10) + header + "\n" + data;
 }
 
+// The bytes of a file of arrays: a header, which is padded, and their data.
+inline std::string Safetensors(std::string header, const std::string& data) {
+  header.resize((header.size() + 8 + 63) / 64 * 64 - 8, ' ');
+  const uint64_t bytes = header.size();
+  return std::string(reinterpret_cast<const char*>(&bytes), sizeof(bytes)) + header + data;
+}
+
+// The entry of an array in that header.
+inline std::string ArrayEntry(const std::string& dtype, const std::string& shape, size_t begin,
+                              size_t end) {
+  return Object({{"dtype", Quoted(dtype)},
+                 {"shape", shape},
+                 {"data_offsets", "[" + std::to_string(begin) + ", " + std::to_string(end) + "]"}});
+}
+
 // The text of a manifest with its checksum.
 inline std::string Sealed(Members root) {
   root.erase("crc32c");
@@ -97,6 +112,7 @@ struct Snapshot {
   uint64_t block_bytes = 256;
   std::vector<uint64_t> continues, after;
   std::vector<TestTable> tables;
+  std::string dense;  // the file of dense weights; empty: none
 
   static std::string Ids(const std::vector<uint64_t>& numbers) {
     std::vector<std::string> ids;
@@ -120,17 +136,23 @@ struct Snapshot {
             {"optimizer", "null"}};
   }
 
-  // Writes a column; returns its entry.
-  std::string Column(const std::string& directory, const std::string& file,
-                     const std::string& bytes) const {
+  // Writes a file; returns the members of its entry.
+  Members File(const std::string& directory, const std::string& file,
+               const std::string& bytes) const {
     Write(directory + "/" + file, bytes);
     std::string digits;
     for (size_t at = 0; at < bytes.size(); at += block_bytes) {
       digits += Hex(Crc32c(0, &bytes[at], std::min<size_t>(block_bytes, bytes.size() - at)));
     }
-    return Object({{"file", Quoted(file)},
-                   {"bytes", std::to_string(bytes.size())},
-                   {"crc32c", Quoted(digits)}});
+    return {{"file", Quoted(file)},
+            {"bytes", std::to_string(bytes.size())},
+            {"crc32c", Quoted(digits)}};
+  }
+
+  // Writes a column; returns its entry.
+  std::string Column(const std::string& directory, const std::string& file,
+                     const std::string& bytes) const {
+    return Object(File(directory, file, bytes));
   }
 
   // Writes the columns of a shard; returns its entry.
@@ -217,6 +239,11 @@ struct Snapshot {
     }
     Members root = Root();
     root["tables"] = Array(entries);
+    if (!dense.empty()) {
+      Members file = File(directory, "dense.r0.weights.safetensors", dense);
+      file.insert({{"part", Quoted("weights")}, {"rank", "0"}});
+      root["dense"] = Array({Object(file)});
+    }
     Write(directory + "/MANIFEST.json", Sealed(root));
     return directory;
   }

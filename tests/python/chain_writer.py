@@ -17,6 +17,7 @@ from tf_dynemb.storage.manifest import (
     StateEntry,
     TableEntry,
 )
+from tf_dynemb.storage.safetensors import Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +58,7 @@ def publish(
     ranks: int = 1,
     base_tick: int = 0,
     block_bytes: int = 1 << 12,
+    dense: Mapping[str, np.ndarray] | None = None,
     **times,
 ):
     """Publishes a snapshot and returns it; key k goes to the shard of rank k % ranks."""
@@ -91,6 +93,10 @@ def publish(
                     publication.write_index(number, rank)
                 shards.append(Shard(rank, len(keys), len(deleted), base_tick))
             entries.append(_entry(name, form, shards))
+        if dense is not None:
+            arrays = {name: Array(each.dtype.name, each) for name, each in dense.items()}
+            publication.write_dense("weights", arrays)
+            times["dense"] = publication.dense
         times.setdefault("watermark_utc_ns", 1_700_000_000_000_000_000 + times["watermark"])
         return publication.publish(entries, world_size=ranks, **times)
 

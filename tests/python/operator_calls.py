@@ -137,6 +137,17 @@ def calls_of_one_table():
             also=[({"handle": None}, [[]]), ({"path": None}, [[]])],
         ),
         Call("served_state", served, [[]] * 4),
+        Call(
+            "served_weights", served, [[2, DIM]],
+            {"names": ["w"], "dtypes": [f32], "shapes": [[2, DIM]]},
+            wrong_values=[
+                ("names", ["v"], "has no float weight 'v' of shape"),
+                ("names", ["w", "w"], "names, dtypes and shapes must be as many"),
+                ("dtypes", [tf.int32], "has no int32 weight 'w'"),
+                ("shapes", [[DIM, 2]], "export the model again"),
+                ("shapes", [[2, None]], "not fully defined"),
+            ],
+        ),
     ]  # fmt: skip
 
 

@@ -162,8 +162,9 @@ def file_of_zeros(folder):
 
 @functools.cache
 def published(folder):
-    """Publishes an empty table "t" in the folder; returns the path of its descriptor."""
+    """Publishes an empty table and a weight in the folder; returns the path of a descriptor."""
     snapshots = os.path.join(folder, "snapshots")
     forms, empty = {"t": chain_writer.Form(DIM)}, {"t": chain_writer.Change({})}
-    chain_writer.publish(snapshots, "base", empty, watermark=1, forms=forms)
-    return served_helpers.describe(folder, snapshots)
+    dense = {"w": np.ones([2, DIM], np.float32)}
+    chain_writer.publish(snapshots, "base", empty, watermark=1, forms=forms, dense=dense)
+    return served_helpers.describe(folder, snapshots, dense=True)

@@ -19,7 +19,7 @@ NEVER_SUCCEED = {call.name for call in operator_calls() if call.error}
 def fuzzed():
     paths = [str(HERE.parents[1]), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     result = subprocess.run(
-        [sys.executable, str(HERE / "fuzz_ops.py"), "3", str(CALLS), str(GRAPH_CALLS)],
+        [sys.executable, str(HERE / "fuzz_ops.py"), "5", str(CALLS), str(GRAPH_CALLS)],
         capture_output=True,
         text=True,
         timeout=900,
