@@ -1,10 +1,10 @@
-"""Trains a model, exports it, and publishes a delta of its tables every few seconds.
+"""Trains a model, exports it, and publishes a delta of it every few seconds.
 
     python trainer.py FOLDER
 
-After the export, only the tables are trained: a served model keeps the dense weights that it was
-exported with. For each line on standard input, a number, the trainer publishes this number of
-deltas; it ends with the input. Lines on standard output say what it has done.
+A delta has the rows that have changed, and the dense weights. For each line on standard input, a
+number, the trainer publishes this number of deltas; it ends with the input. Lines on standard
+output say what it has done.
 
 After each snapshot, the trainer writes to `probes.jsonl` how it scores a fixed request, so that
 `load.py` can compare the server's answers.
@@ -46,14 +46,11 @@ class Trainer:
         self._probe = np.arange(PROBE), np.arange(PROBE)
 
     def export(self, warm_up: int, follow_seconds: float) -> None:
-        """Trains all weights, publishes a base, and exports the model over it."""
+        """Trains, publishes a base, and exports the model over it."""
         published = self._folder / PUBLISHED
-        self._compile()
+        optimizer = de.OptimizerWrapper(keras.optimizers.Adagrad(0.1))
+        self._model.compile(optimizer, "binary_crossentropy")
         self._train(warm_up)
-        for layer in self._model.layers:
-            layer.trainable = isinstance(layer, de.layers.Embedding)
-        self._compile()
-        self._train(self._steps)  # the first step gives all rows the state of the new optimizer
         self._note(de.dump(published, self._model))
         de.export_saved_model(
             self._model,
@@ -68,10 +65,6 @@ class Trainer:
         """Trains, and publishes what has changed."""
         self._train(self._steps)
         self._note(de.incremental_dump(self._folder / PUBLISHED, self._model))
-
-    def _compile(self) -> None:
-        optimizer = de.OptimizerWrapper(keras.optimizers.Adagrad(0.1))
-        self._model.compile(optimizer, "binary_crossentropy")
 
     def _train(self, steps: int) -> None:
         for _ in range(steps):

@@ -359,7 +359,7 @@ class ReplacedServed(FollowingServed):
 def make_model():
     inputs = keras.Input([3], dtype="int64", name="ids")
     vectors = layers.Embedding(4, combiner="sum", name="user")(inputs)
-    model = keras.Model(inputs, keras.layers.Dense(2)(vectors))
+    model = keras.Model(inputs, keras.layers.Dense(2, name="out")(vectors))
     model.layers[1].table.upsert(np.arange(40), np.random.default_rng(1).normal(size=[40, 4]))
     return model
 
@@ -367,7 +367,7 @@ def make_model():
 class Exported:
     """An exported model; members as in `Dumped`."""
 
-    num_files = 12
+    num_files = 13
 
     def __init__(self, folder):
         self.model = make_model()
@@ -396,7 +396,11 @@ class SavedModel(OpenServed):
     def is_right(self):
         keys = np.arange(-3, 60)
         expected = self.dumped.table.lookup(keys, insert=False)
-        return bits(lookup(self.handles[0], keys)) == bits(expected)
+        kernel = self.dumped.model.layers[-1].kernel
+        (read,) = ops.dynemb_served_weights(
+            self.handles[0], names=["out/kernel"], dtypes=[tf.float32], shapes=[kernel.shape]
+        )
+        return (bits(lookup(self.handles[0], keys)), bits(read)) == (bits(expected), bits(kernel))
 
 
 READERS = [

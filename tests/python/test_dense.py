@@ -489,6 +489,17 @@ def test_a_reader(tmp_path):
         de.serving.Reader(plain).dense()
 
 
+def test_a_base_without_weights_leaves_those_of_a_reader(tmp_path):
+    variables = {"table": de.DynamicVariable(2), "w": tf.Variable([1.0])}
+    de.dump(tmp_path, variables)
+    reader = de.serving.Reader(tmp_path)
+    variables["table"].lookup([1])
+    de.dump(tmp_path, {"table": variables["table"]})
+    assert reader.follow() == 1
+    assert reader.size() == 1
+    assert reader.dense()["w"].tolist() == [1.0]
+
+
 def test_a_reader_refuses_the_weights_of_another_model(tmp_path):
     variables = {"table": de.DynamicVariable(2), "w": tf.Variable([1.0])}
     de.dump(tmp_path, variables)

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from online_trainer import PROBE, SNAPSHOTS, predictions, trainer
 
 import tf_dynemb as de
 from tf_dynemb import _ops, layers
@@ -56,10 +57,17 @@ def train(model, seed):
         keys = rng.choice(60, 40, replace=False)
         table.upsert(keys, rng.normal(size=[40, table.dimension]))
         table.erase([int(rng.integers(60))])
+    for weight in de.filter_variables(model.weights)[1]:
+        weight.assign(rng.normal(size=weight.shape))
+
+
+def ids_text(name, ids):
+    rows, columns = ids.shape
+    return [f"{name} int64 {rows} {columns}", *(" ".join(map(str, row)) for row in ids.tolist())]
 
 
 def batch_text():
-    lines = ["# a batch", "ids int64 3 3", *(" ".join(map(str, row)) for row in IDS.tolist())]
+    lines = ["# a batch", *ids_text("ids", IDS)]
     lines += ["", "price float32 3 1 # as many digits as needed"]
     lines += [f"{value:.9g}" for value in PRICES[:, 0]]
     return "\n".join(lines) + "\n"
@@ -135,6 +143,30 @@ def test_it_follows_a_path(score, exported):
     assert_scores(printed, model)
     assert client.returncode == 1
     assert "score: the answer is the same after 0.2 seconds" in errors
+
+
+@pytest.mark.slow
+def test_each_answer_is_a_prediction_of_the_trainer(score, tmp_path):
+    """The client has the rows and the weights of one snapshot, while 200 are published."""
+    lines = [line for name, ids in PROBE.items() for line in ids_text(name, ids)]
+    (tmp_path / "batch.txt").write_text("\n".join(lines))
+    command = [score, LIBRARY, tmp_path / "model", tmp_path / "batch.txt"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with (
+        trainer(tmp_path) as process,
+        subprocess.Popen([*command, *["wait", "3"] * SNAPSHOTS], **pipes) as client,
+    ):
+        first = [client.stdout.readline() for _ in range(1 + len(PROBE["user"]))]
+        process.stdin.write("\n")
+        process.stdin.flush()
+        printed, _ = client.communicate(timeout=120)
+    order = list(predictions(tmp_path).values())
+    answers = ["".join(first), *printed.split("# wait\n")[1:]]
+    places = [order.index(next(iter(tensors(each).values())).tobytes()) for each in answers]
+    assert places[0] == 0
+    assert places == sorted(set(places))
+    assert places[-1] == SNAPSHOTS
+    assert len(places) > SNAPSHOTS / 10
 
 
 @pytest.mark.parametrize(

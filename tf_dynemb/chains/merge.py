@@ -120,7 +120,7 @@ def _publish(
         for number, name in enumerate(names)
     ]
     manifests = [snapshot.manifest for snapshot in chain.snapshots]
-    holder = next((each for each in reversed(chain.snapshots) if each.manifest.dense), None)
+    holder = chain.dense_source
     if holder is not None:
         publication.copy_dense(holder.directory, holder.manifest.dense)
     optimizers = [each.optimizer for each in manifests if each.optimizer]

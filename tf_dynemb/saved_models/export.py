@@ -8,6 +8,7 @@ operators that exchange keys and vectors.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import pathlib
 import secrets
@@ -20,11 +21,15 @@ from tensorflow.python.saved_model import loader_impl
 
 from tf_dynemb import _ops, communicator, storage
 from tf_dynemb._presence import exists, is_directory, local_path, remove_tree
+from tf_dynemb._warn import warn
+from tf_dynemb.dense.names import Weight
 from tf_dynemb.parallel.agreement import Ranks, check_alike
 from tf_dynemb.persistence.dump import dump as dump_rows
 from tf_dynemb.persistence.naming import described
 from tf_dynemb.persistence.watermark import Watermark
 from tf_dynemb.saved_models import checksums, writing
+from tf_dynemb.saved_models.dense_weights import VariableReadError, Weights, reading
+from tf_dynemb.storage.chain import list_snapshots
 from tf_dynemb.variables import model_inputs, served
 from tf_dynemb.variables.dynamic import DynamicVariable
 from tf_dynemb.variables.static import Variable
@@ -43,6 +48,8 @@ def export_saved_model(
     follow: str | os.PathLike[str] | None = None,
     follow_seconds: float = 0.25,
     unrelated: bool = False,
+    dense: str | None = "weights",
+    part_of: keras.Model | None = None,
 ) -> Watermark:
     """Exports a model as a SavedModel for serving, as `model.export(path)` does, with options.
 
@@ -55,14 +62,14 @@ def export_saved_model(
     Besides the model's signatures, it has a signature `apply_delta` with the input `path`, a
     string: the path of a delta, or of a chain. It applies all snapshots there that the tables do
     not have, and returns `applied`, their number, `id` and `watermark` of the last snapshot
-    applied. Requests that run at that time are not disturbed, and see all tables as of one
-    snapshot. As an attribute of the object that `tf.saved_model.load` returns, it is
-    `loaded.signatures["apply_delta"]`.
+    applied. Requests that run at that time are not disturbed, and see all tables and the dense
+    weights as of one snapshot. As an attribute of the object that `tf.saved_model.load` returns, it
+    is `loaded.signatures["apply_delta"]`.
 
     A further signature, `watermark`, has no inputs. It returns `id`, `watermark` and
     `watermark_utc_ns` of the last snapshot, and `follow_error`, the error of the last poll of
-    `follow` (empty: none). In a `tf.function` that also calls the model, it is the snapshot whose
-    rows the model reads.
+    `follow` (empty: none). In a `tf.function` that also calls the model, it is the snapshot that
+    the model reads.
 
     With several ranks, all of them call this, between steps. Rank 0 writes the SavedModel, which
     has the rows of all ranks, and rank 0's other weights. It is as one process would export it: a
@@ -87,17 +94,27 @@ def export_saved_model(
             relative to the current directory of the process that exports.
         follow_seconds: the time between two polls, each of which lists the folder.
         unrelated: whether the loaded model takes bases of other tables than its own, such as the
-            tables of a model that was retrained from scratch. It keeps the dense weights of this
-            export. Such a base is otherwise an error of `apply_delta`, and of polls.
+            tables of a model that was retrained from scratch. Such a base is otherwise an error of
+            `apply_delta`, and of polls.
+        dense: "weights": the loaded model reads the dense weights of the last snapshot that has
+            some, as it reads the rows. A snapshot with other names, dtypes or shapes of weights is
+            an error of `apply_delta`, and of polls: the model must be exported again. None: the
+            dense weights stay those of this export. So they do, with a warning, in a Keras model
+            that has weights which are not Keras's, or that reads them in a `tf.function` inside a
+            layer; and in a `tf.Module`.
+        part_of: the model that is dumped, if `model` is a part of it, such as one of two towers.
+            Dumps name weights by their places in the whole model.
 
     Returns:
         The watermark of the rows, the same on all ranks. Deltas for the SavedModel continue it:
         pass it to `incremental_dump` as `since`.
 
     Raises:
-        ValueError: `tables` has another value, or needs a `dump`; or the dump has other tables than
-            the model, or the model has none; or `follow_seconds` is not positive; or `signatures`
-            is passed for a Keras model, or `input_signature` for another.
+        ValueError: `tables` or `dense` has another value, or `tables` needs a `dump`; or the dump
+            has other tables than the model, or the model has none; or the snapshots at `dump` or
+            `follow` have other dense weights; or `part_of` does not have those of the model; or
+            `follow_seconds` is not positive; or `signatures` or `part_of` does not go with the type
+            of the model, or `input_signature`.
         FileExistsError: there is something at `path` that is not a SavedModel.
         FileNotFoundError: there is no snapshot at `dump`.
         tf_dynemb.storage.DataLossError: a snapshot at `dump` is damaged.
@@ -110,13 +127,18 @@ def export_saved_model(
         dump = None if dump is None else local_path(dump, "dump")
         follow = None if follow is None else local_path(follow, "follow")
         _check_arguments(model, tables, dump, signatures, input_signature, follow_seconds)
+        if dense not in ("weights", None):
+            raise ValueError(f'dense must be "weights" or None, got {dense!r}.')
         dynamic, static = _variables(model)
         named: dict[str, Any] = {}
         for table in dynamic:
             served.add_named(named, table)
+        weights = _weights(model, dense, part_of, dump, follow)
+        for name in named.keys() & weights.dumped.keys():
+            raise ValueError(f"A table and a dense weight are both named {name!r}.")
         if ranks.rank == 0:
             _check_free(path)
-        call = [str(path), tables, str(dump), str(follow), follow_seconds, bool(unrelated)]
+        call = [str(path), tables, str(dump), str(follow), follow_seconds, bool(unrelated), dense]
         stage.say([[*call, *described(named)], secrets.token_hex(8)])
     calls, tokens = zip(*stage.said, strict=True)
     check_alike(calls, "the arguments and the tables")
@@ -125,13 +147,15 @@ def export_saved_model(
     if follow is not None:
         members["follow"] = os.path.abspath(follow)
         members["follow_seconds"] = float(follow_seconds)
+    if weights.read:
+        members["dense"] = True
     try:
         if dump is None:
             with ranks.stage():
                 if ranks.rank == 0:
                     unfinished.mkdir()
             rows = served.Rows("move", unfinished.absolute() / "rows", members, named)
-            dump_rows(unfinished / "rows", named, quiet=True)
+            dump_rows(unfinished / "rows", {**named, **weights.dumped}, dense="weights", quiet=True)
         else:
             rows = served.Rows(tables, dump.absolute(), members)
         whole = []
@@ -143,7 +167,9 @@ def export_saved_model(
                     stack.enter_context(variable.replaced_by(value))
                 stack.enter_context(communicator.alone())
                 last = _last(rows.path)  # raises now if there is nothing
-                _save(model, unfinished, rows, signatures, input_signature, dynamic[0])
+                _save(
+                    model, unfinished, rows, signatures, input_signature, dynamic[0], weights.read
+                )
                 if rows.how in ("copy", "link"):  # a delta may have been published meanwhile
                     last = _last(unfinished / served.EXTRA / served.FOLDER)
                 checksums.write(unfinished)
@@ -199,6 +225,48 @@ def _variables(model: keras.Model | tf.Module) -> tuple[list[DynamicVariable], l
     )
 
 
+def _weights(
+    model: keras.Model | tf.Module,
+    dense: str | None,
+    part_of: keras.Model | None,
+    dump: pathlib.Path | None,
+    follow: pathlib.Path | None,
+) -> Weights:
+    """Returns the dense weights that the loaded model reads from snapshots; none if it cannot.
+
+    Raises:
+        ValueError: the snapshots have other weights, or `part_of` does not have those of the model.
+    """
+    none = Weights({}, {})
+    if not isinstance(model, keras.layers.Layer):
+        if part_of is not None:
+            raise ValueError(f"part_of is for a Keras model, got it for {type(model).__name__}.")
+        return none
+    if dense is None:
+        return none
+    try:
+        weights = Weights.of(model, part_of)
+    except VariableReadError as error:
+        _warn_of_constant_weights(str(error))
+        return none
+    if not weights.read:
+        return none
+    if dump is not None and not weights.are_at(dump):
+        if follow is not None:
+            _warn_of_constant_weights(f"{dump} has no dense weights, only tables")
+        return none
+    if follow is not None and follow != dump and exists(follow) and list_snapshots(follow):
+        weights.are_at(follow)
+    return weights
+
+
+def _warn_of_constant_weights(why: str) -> None:
+    warn(
+        f"the exported model keeps the dense weights of this export, and does not follow later "
+        f"ones, because {why}. Pass dense=None if it is to be so."
+    )
+
+
 def _check_free(path: pathlib.Path) -> None:
     if not exists(path) or exists(path / "saved_model.pb"):
         return
@@ -226,8 +294,35 @@ def _endpoints(table: DynamicVariable) -> dict[str, tf.types.experimental.Polymo
     }
 
 
+def _save_keras(
+    model: keras.layers.Layer,
+    path: pathlib.Path,
+    input_signature: Any,
+    table: DynamicVariable,
+    weights: Mapping[str, Weight],
+    rows: served.Rows,
+) -> None:
+    write = functools.partial(
+        model_inputs.write, model, str(path), input_signature, _endpoints(table)
+    )
+    if weights:
+        try:
+            with served.exporting(rows):
+                write(reading=lambda: reading(model, weights, table))
+            return
+        except VariableReadError as error:
+            _warn_of_constant_weights(str(error))
+    members = {name: rows.members[name] for name in rows.members if name != "dense"}
+    with served.exporting(rows._replace(members=members)):
+        write()
+
+
 def _save_module(
-    model: keras.Model | tf.Module, path: pathlib.Path, signatures: Any, table: DynamicVariable
+    model: tf.Module,
+    path: pathlib.Path,
+    signatures: Any,
+    table: DynamicVariable,
+    rows: served.Rows,
 ) -> None:
     if signatures is None:
         signatures = {}
@@ -237,7 +332,8 @@ def _save_module(
     for name in endpoints:
         if name in signatures:
             raise ValueError(f"signatures must not have the name {name!r}.")
-    tf.saved_model.save(model, str(path), signatures={**signatures, **endpoints})
+    with served.exporting(rows):
+        tf.saved_model.save(model, str(path), signatures={**signatures, **endpoints})
 
 
 def _save(
@@ -247,24 +343,22 @@ def _save(
     signatures: Any,
     input_signature: Any,
     table: DynamicVariable,
+    weights: Mapping[str, Weight],
 ) -> None:
     traced_for_ranks = ValueError(
         "the model has a ConcreteFunction that was traced for several ranks: use the tf.function, "
         "which is traced again."
     )
-    token = served.ROWS.set(rows)
     try:
-        if isinstance(model, keras.layers.Layer):
-            model_inputs.write(model, str(path), input_signature, _endpoints(table))
+        if not isinstance(model, keras.layers.Layer):
+            _save_module(model, path, signatures, table, rows)
         else:
-            _save_module(model, path, signatures, table)
+            _save_keras(model, path, input_signature, table, weights, rows)
     except AssertionError as error:
         # TensorFlow does not save a function that uses the group of the ranks.
         if "GroupResource" in str(error):
             raise traced_for_ranks from error
         raise
-    finally:
-        served.ROWS.reset(token)
     (saved,) = loader_impl.parse_saved_model(str(path)).meta_graphs
     if any(op.name == "DynembRoute" for op in saved.meta_info_def.stripped_op_list.op):
         raise traced_for_ranks

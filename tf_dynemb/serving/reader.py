@@ -333,7 +333,7 @@ class Reader:
                             )
                         if self._verify:
                             first.verify()
-                        state = State.of_base(first, self._wanted)
+                        state = State.of_base(first, self._wanted, state)
                         lineage, replaces, count = Lineage.of(first.manifest), True, 1
                     lineage.applied.add(first.manifest.id)
             for directory in directories[done:]:

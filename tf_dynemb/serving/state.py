@@ -86,12 +86,15 @@ class State:
     dense: Mapping[str, Array] | None
 
     @classmethod
-    def of_base(cls, snapshot: Snapshot, wanted: tuple[str, ...] | None) -> State:
+    def of_base(
+        cls, snapshot: Snapshot, wanted: tuple[str, ...] | None, before: State | None
+    ) -> State:
         """Maps a base.
 
         Args:
             snapshot: the base.
             wanted: the names of the tables to open; None: all.
+            before: the state that it replaces, whose dense weights stay if the base has none.
 
         Raises:
             DataLossError: a file is missing or has the wrong size or type.
@@ -112,7 +115,7 @@ class State:
                 for name, entry in entries.items()
                 if wanted is None or name in wanted
             },
-            snapshot.dense("weights"),
+            snapshot.dense("weights") or (None if before is None else before.dense),
         )
 
     def after_delta(self, snapshot: Snapshot, lineage: Lineage) -> State:

@@ -272,6 +272,11 @@ class Chain:
         """The latest snapshot."""
         return self.snapshots[-1]
 
+    @property
+    def dense_source(self) -> Snapshot | None:
+        """The last snapshot that has dense variables; None: no snapshot has."""
+        return next((each for each in reversed(self.snapshots) if each.manifest.dense), None)
+
     def changes(self, name: str) -> list[Change]:
         """Returns, for each snapshot, what later steps do to rows of a table that it has.
 

@@ -8,11 +8,12 @@ inputs with the dtype of its vectors. Ids then arrive as float32, which holds in
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import sys
 import types
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -127,6 +128,7 @@ def write(
     input_signature: Any = None,
     endpoints: Mapping[str, tf.types.experimental.PolymorphicFunction] | None = None,
     verbose: bool = False,
+    reading: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
 ) -> None:
     """Writes a SavedModel with the endpoint `serve`, the call of a model, as Keras does.
 
@@ -139,6 +141,8 @@ def write(
         input_signature: as in `model.export`. Default: `signature(model)`.
         endpoints: further endpoints by name.
         verbose: whether Keras prints the endpoints.
+        reading: returns a context for the trace of the model's call, such as one that replaces
+            reads of variables.
     """
     if input_signature is None:
         names, specs = signature(model)
@@ -147,11 +151,12 @@ def write(
         names = _parameters(model)[: len(specs)]
     archive = keras.export.ExportArchive()
     archive.track(model)
-    serve = _function(model, names, specs)
+    serve = _function(model, names, specs, reading)
+    serve.get_concrete_function()  # an error of `reading` is raised as it is
     archive.add_endpoint("serve", serve)
     outputs = getattr(_functional(model), "_outputs_struct", None)
     if isinstance(outputs, (list, tuple)):
-        archive.add_endpoint("serving_default", _function(model, names, specs, by_output=True))
+        archive.add_endpoint("serving_default", _function(model, names, specs, reading, True))
     for name, endpoint in (endpoints or {}).items():
         archive.add_endpoint(name, endpoint)
     archive.write_out(str(path), verbose=verbose)
@@ -163,15 +168,20 @@ def _functional(model: keras.Model) -> keras.Model:
 
 
 def _function(
-    model: keras.Model, names: list[str], specs: list[Any], by_output: bool = False
+    model: keras.Model,
+    names: list[str],
+    specs: list[Any],
+    reading: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+    by_output: bool = False,
 ) -> tf.types.experimental.PolymorphicFunction:
     """The call of a model as a `tf.function`, with its parameters; `by_output`: as a dict."""
 
     def serve(*inputs: Any) -> Any:
-        if len(names) < len(inputs):  # The call has *args.
-            outputs = model(*inputs, training=False)
-        else:
-            outputs = model(**dict(zip(names, inputs, strict=True)), training=False)
+        with reading():
+            if len(names) < len(inputs):  # The call has *args.
+                outputs = model(*inputs, training=False)
+            else:
+                outputs = model(**dict(zip(names, inputs, strict=True)), training=False)
         if not by_output:
             return outputs
         return dict(zip(_functional(model).output_names, outputs, strict=True))

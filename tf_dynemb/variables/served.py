@@ -8,6 +8,7 @@ and opens the exported rows when the model is loaded. The rows themselves are wr
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import json
 import os
@@ -15,7 +16,7 @@ import pathlib
 import shutil
 import tempfile
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import tensorflow as tf
@@ -56,7 +57,17 @@ class Rows(NamedTuple):
 
 
 # The rows of the `export_saved_model` that runs; None: `Rows()`.
-ROWS: contextvars.ContextVar[Rows | None] = contextvars.ContextVar("ROWS", default=None)
+_ROWS: contextvars.ContextVar[Rows | None] = contextvars.ContextVar("_ROWS", default=None)
+
+
+@contextlib.contextmanager
+def exporting(rows: Rows) -> Iterator[None]:
+    """A context in which the tables that TensorFlow saves have these rows."""
+    token = _ROWS.set(rows)
+    try:
+        yield
+    finally:
+        _ROWS.reset(token)
 
 
 class Source:
@@ -116,7 +127,7 @@ class Export:
 
     def __init__(self) -> None:
         self.sources: dict[pathlib.Path | None, Source] = {}
-        self._rows = ROWS.get() or Rows()
+        self._rows = _ROWS.get() or Rows()
         # TensorFlow copies the descriptors from here.
         self._folder = tempfile.mkdtemp(prefix="tf_dynemb_")
         weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
@@ -131,8 +142,8 @@ class Export:
         export: Export = cache[_KEY]
         return export
 
-    def source(self, loaded: pathlib.Path | None) -> Source:
-        """Returns the source for a loaded model, by the path of its snapshots, or for tables.
+    def source(self, loaded: Rows | None) -> Source:
+        """Returns the source for the rows of a loaded model, or for tables of this process.
 
         Raises:
             RuntimeError: the tables have rows on other ranks, which do not take part.
@@ -142,10 +153,11 @@ class Export:
                 "this function saves a model on one rank, and its tables have rows on others: call "
                 "tf_dynemb.export_saved_model on all ranks."
             )
-        if loaded not in self.sources:
-            rows = self._rows if loaded is None else Rows("copy", loaded)
-            self.sources[loaded] = Source(self._folder, len(self.sources), rows)
-        return self.sources[loaded]
+        rows = self._rows if loaded is None else loaded
+        path = None if loaded is None else loaded.path
+        if path not in self.sources:
+            self.sources[path] = Source(self._folder, len(self.sources), rows)
+        return self.sources[path]
 
 
 @registration.register_serializable(package="tf_dynemb")
@@ -186,16 +198,17 @@ class ServedTable(resource.TrackableResource):  # type: ignore[misc]
         return self.resource_handle
 
     @property
-    def path(self) -> pathlib.Path:
-        """The path of the snapshots of a loaded model."""
-        file = pathlib.Path(self._descriptor.asset_path.numpy().decode())
-        members = json.loads(file.read_text())
-        return pathlib.Path(os.path.normpath(file.parent / members["tables"]))
-
-    @property
     def loaded_from(self) -> pathlib.Path | None:
         """The path of the snapshots of a loaded model; None for a table of this process."""
-        return None if self._descriptor is None else self.path
+        return None if self._descriptor is None else self._loaded_rows().path
+
+    def _loaded_rows(self) -> Rows:
+        """The rows of a loaded model, for a copy of it."""
+        file = pathlib.Path(self._descriptor.asset_path.numpy().decode())
+        members = json.loads(file.read_text())
+        path = pathlib.Path(os.path.normpath(file.parent / members["tables"]))
+        # The graph of the model reads the weights or does not.
+        return Rows("copy", path, {name: members[name] for name in ("dense",) if name in members})
 
     def _create_resource(self, resource_name: str = "") -> tf.Tensor:
         return _ops.library().dynemb_served_table(
@@ -214,7 +227,7 @@ class ServedTable(resource.TrackableResource):  # type: ignore[misc]
         self.export = Export.of(cache)
         table = None if self._table is None else self._table()
         if table is None:
-            self._source = self.export.source(self.path)
+            self._source = self.export.source(self._loaded_rows())
         else:
             self._source = self.export.source(None)
             self._name = self._source.add(table)
