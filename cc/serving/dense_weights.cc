@@ -1,9 +1,9 @@
 #include "cc/serving/dense_weights.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include <algorithm>
-#include <cstring>
 #include <iterator>
 #include <new>
 #include <optional>
@@ -65,6 +65,11 @@ bool ReadEntry(const Json& entry, size_t data_bytes, DenseWeight* weight, size_t
   return bytes == weight->bytes;
 }
 
+size_t Aligned(size_t bytes) {
+  return (bytes + DenseWeights::kAlignment - 1) / DenseWeights::kAlignment *
+         DenseWeights::kAlignment;
+}
+
 std::string Described(const DenseWeight& weight) {
   std::string text = weight.dtype + " [";
   for (size_t i = 0; i < weight.shape.size(); ++i) {
@@ -79,30 +84,29 @@ void DenseWeights::Free::operator()(char* data) const { free(data); }
 
 Status DenseWeights::Read(Exec& exec, const Manifest& manifest,
                           std::shared_ptr<const DenseWeights>* weights) {
-  const std::string path = manifest.directory + "/" + manifest.dense->file;
-  const auto damaged = [&path](const std::string& what) {
-    return DataLoss(path + " is damaged: " + what);
+  const auto damaged = [&manifest](const std::string& what) {
+    return DataLoss(manifest.directory + "/" + manifest.dense->file + " is damaged: " + what);
   };
-  std::unique_ptr<VerifiedFile> file;
-  DYNEMB_RETURN_IF_ERROR(VerifiedFile::Open(manifest, *manifest.dense, &file));
-  DYNEMB_RETURN_IF_ERROR(file->VerifyAll(exec));
+  std::shared_ptr<DenseWeights> made(new DenseWeights);
+  DYNEMB_RETURN_IF_ERROR(VerifiedFile::Open(manifest, *manifest.dense, &made->file_));
+  DYNEMB_RETURN_IF_ERROR(made->file_->VerifyAll(exec));
+  const char* const file = made->file_->data();
+  const size_t file_bytes = made->file_->bytes();
   uint64_t header_bytes = 0;
-  if (file->bytes() < kPrefixBytes) return damaged("it has no header");
-  memcpy(&header_bytes, file->data(), kPrefixBytes);
-  if (header_bytes > std::min(kMostHeaderBytes, file->bytes() - kPrefixBytes)) {
+  if (file_bytes < kPrefixBytes) return damaged("it has no header");
+  memcpy(&header_bytes, file, kPrefixBytes);
+  if (header_bytes > std::min(kMostHeaderBytes, file_bytes - kPrefixBytes)) {
     return damaged("its header has " + std::to_string(header_bytes) + " bytes");
   }
   Json header;
-  const Status parsed =
-      Json::Parse(std::string(file->data() + kPrefixBytes, header_bytes), &header);
+  const Status parsed = Json::Parse(std::string(file + kPrefixBytes, header_bytes), &header);
   if (!parsed.ok()) return damaged("its header: " + parsed.message());
   if (header.kind() != Json::Kind::kObject) return damaged("its header is no object");
-  const char* const data = file->data() + kPrefixBytes + header_bytes;
-  const size_t data_bytes = file->bytes() - kPrefixBytes - header_bytes;
+  const char* const data = file + kPrefixBytes + header_bytes;
+  const size_t data_bytes = file_bytes - kPrefixBytes - header_bytes;
 
-  std::shared_ptr<DenseWeights> made(new DenseWeights);
-  std::vector<std::pair<DenseWeight*, size_t>> places;  // where the data of each begins
-  size_t bytes = 0, aligned_bytes = 0;
+  std::vector<DenseWeight*> unaligned;
+  size_t bytes = 0, unaligned_bytes = 0;
   for (const auto& [name, entry] : header.members()) {
     if (name == "__metadata__") continue;  // texts
     DenseWeight& weight = made->weights_[name];
@@ -110,21 +114,24 @@ Status DenseWeights::Read(Exec& exec, const Manifest& manifest,
     if (!ReadEntry(entry, data_bytes, &weight, &begin)) {
       return damaged("its header is wrong about '" + name + "'");
     }
-    places.emplace_back(&weight, begin);
+    weight.data = data + begin;
     bytes += weight.bytes;
     if (bytes > data_bytes) break;
-    aligned_bytes += (weight.bytes + kAlignment - 1) / kAlignment * kAlignment;
+    if (reinterpret_cast<uintptr_t>(weight.data) % kAlignment != 0) {
+      unaligned.push_back(&weight);
+      unaligned_bytes += Aligned(weight.bytes);
+    }
   }
   if (bytes != data_bytes) return damaged("its arrays do not have the size of its data");
-  // An empty array has an address, too.
-  made->data_.reset(
-      static_cast<char*>(aligned_alloc(kAlignment, std::max(aligned_bytes, kAlignment))));
-  if (made->data_ == nullptr) throw std::bad_alloc();
-  char* to = made->data_.get();
-  for (const auto& [weight, begin] : places) {
+  // An array without elements has an address, too.
+  made->unaligned_.reset(
+      static_cast<char*>(aligned_alloc(kAlignment, std::max(unaligned_bytes, kAlignment))));
+  if (made->unaligned_ == nullptr) throw std::bad_alloc();
+  char* to = made->unaligned_.get();
+  for (DenseWeight* const weight : unaligned) {
+    memcpy(to, weight->data, weight->bytes);
     weight->data = to;
-    memcpy(to, data + begin, weight->bytes);
-    to += (weight->bytes + kAlignment - 1) / kAlignment * kAlignment;
+    to += Aligned(weight->bytes);
   }
   *weights = std::move(made);
   return Status();

@@ -1,8 +1,9 @@
 // DenseWeights: the dense weights of a model as of one snapshot, arrays by name.
 //
 // They are the file of weights that rank 0 wrote (docs/file_format.md, "dense"), in the format of
-// the safetensors library. It is verified and copied to memory, where each array is aligned as
-// TensorFlow expects, and which stays when the file is removed.
+// the safetensors library. It is verified and stays mapped, as the files of bases do. Arrays that
+// are not aligned in it as TensorFlow needs it are copied; tf_dynemb writes the arrays in an order
+// in which few are not.
 //
 // Immutable.
 #ifndef DYNEMB_SERVING_DENSE_WEIGHTS_H_
@@ -16,6 +17,7 @@
 #include <vector>
 
 #include "cc/io/manifest.h"
+#include "cc/serving/verified_file.h"
 #include "cc/table/exec.h"
 #include "cc/table/status.h"
 
@@ -53,7 +55,8 @@ class DenseWeights {
   DenseWeights() = default;
 
   std::map<std::string, DenseWeight> weights_;
-  std::unique_ptr<char, Free> data_;
+  std::unique_ptr<VerifiedFile> file_;
+  std::unique_ptr<char, Free> unaligned_;  // copies of the arrays that are not aligned in the file
 };
 
 }  // namespace dynemb

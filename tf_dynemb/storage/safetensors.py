@@ -3,8 +3,9 @@
 A file is: the number of bytes of the header, as a little-endian uint64; the header, a JSON object
 that has `{"dtype", "shape", "data_offsets"}` for each name, padded with spaces; the arrays, one
 after the other, little-endian and in C order. `data_offsets` are relative to the end of the header.
-The arrays with the largest items come first, and the header is padded to a multiple of 64 bytes, so
-that a mapped array is aligned. https://github.com/huggingface/safetensors has the specification.
+The header is padded to a multiple of 64 bytes. The arrays of a multiple of 64 bytes come first, so
+that each of them is aligned as vector instructions need it, and then the others, those with the
+largest items first, so that each item is aligned. https://github.com/huggingface/safetensors has the specification.
 
 bfloat16, which numpy lacks, is the uint16 of its bits in this module.
 """
@@ -76,7 +77,12 @@ def write(path: pathlib.Path, arrays: Mapping[str, Array]) -> int:
     for name in arrays:
         if not is_name(name):
             raise ValueError(f"an array cannot have the name {name!r}.")
-    names = sorted(arrays, key=lambda name: (-DTYPES[arrays[name].dtype].itemsize, name))
+
+    def place(name: str) -> tuple[bool, int, str]:
+        item = DTYPES[arrays[name].dtype].itemsize
+        return arrays[name].values.size * item % _ALIGNMENT != 0, -item, name
+
+    names = sorted(arrays, key=place)
     header, end = {}, 0
     for name in names:
         dtype, values = arrays[name]
