@@ -9,7 +9,8 @@ from unittest import mock
 import numpy as np
 
 from tf_dynemb.storage import Publication
-from tf_dynemb.storage.manifest import (
+from tf_dynemb.storage.safetensors import Array
+from tf_dynemb.storage.table_entry import (
     DTYPES,
     KEY_TYPES,
     InitializerEntry,
@@ -17,7 +18,6 @@ from tf_dynemb.storage.manifest import (
     StateEntry,
     TableEntry,
 )
-from tf_dynemb.storage.safetensors import Array
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,8 +21,8 @@ from tf_dynemb.serving.keys import Keys
 from tf_dynemb.serving.string_hash import ids_of_strings
 from tf_dynemb.storage import Snapshot, TableEntry, npy
 from tf_dynemb.storage.chain import MANIFEST, Name
-from tf_dynemb.storage.manifest import KEY_TYPES
 from tf_dynemb.storage.publication import UNPUBLISHED
+from tf_dynemb.storage.table_entry import KEY_TYPES
 
 # Keys per iteration.
 _CHUNK = 1 << 20

@@ -27,7 +27,7 @@ from tf_dynemb.storage import (
     safetensors,
 )
 from tf_dynemb.storage.chain import MANIFEST, list_snapshots, no_snapshot, since_last_base
-from tf_dynemb.storage.manifest import INDEX_ROWS
+from tf_dynemb.storage.table_entry import INDEX_ROWS
 
 # Keys per iteration, and the number of problems of one kind that are named for a file.
 _CHUNK = 1 << 16

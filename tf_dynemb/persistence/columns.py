@@ -312,7 +312,7 @@ def progress(total: int, what: str, unit: str, quiet: bool | None) -> tqdm.tqdm:
 def _columns(
     part: storage.Part, number: int, table: Table, state_width: int
 ) -> dict[str, storage.ColumnWriter]:
-    columns = storage.manifest.row_columns(
+    columns = storage.table_entry.row_columns(
         table.key_type.name, table.dtype.name, table.dimension, state_width
     )
     return {name: part.column(number, name, *columns[name]) for name in columns}

@@ -69,7 +69,7 @@ def read_static(snapshot: storage.Snapshot, name: str, variable: tf.Variable) ->
         ValueError: the keys are not the numbers of its rows.
     """
     _, entry = snapshot.manifest.table(name)
-    value = np.empty(variable.shape, storage.manifest.DTYPES[entry.dtype])
+    value = np.empty(variable.shape, storage.table_entry.DTYPES[entry.dtype])
     missing = np.ones(len(value), np.bool_)
     rows = variable.global_shape[0]
     for shard in entry.shards:

@@ -17,7 +17,7 @@ from tf_dynemb.serving.keys import Keys, as_keys
 from tf_dynemb.serving.overlay import Overlay, push
 from tf_dynemb.serving.unknown_keys import UnknownKeys
 from tf_dynemb.storage import Change, DataLossError, Snapshot, TableEntry, key_index
-from tf_dynemb.storage.manifest import DTYPES, KEY_TYPES
+from tf_dynemb.storage.table_entry import DTYPES, KEY_TYPES
 
 Vectors = npt.NDArray[np.float32]
 Rows = npt.NDArray[Any]

@@ -9,18 +9,17 @@ May import: `_presence`, `_version`.
 from tf_dynemb.storage.chain import Chain, Snapshot
 from tf_dynemb.storage.column_writer import WRITE_UNIT, ColumnWriter
 from tf_dynemb.storage.errors import DataLossError
-from tf_dynemb.storage.manifest import (
+from tf_dynemb.storage.manifest import DenseFile, Manifest
+from tf_dynemb.storage.part import Part, joined
+from tf_dynemb.storage.publication import Publication
+from tf_dynemb.storage.steps import Change
+from tf_dynemb.storage.table_entry import (
     ColumnFile,
-    DenseFile,
     InitializerEntry,
-    Manifest,
     Shard,
     StateEntry,
     TableEntry,
 )
-from tf_dynemb.storage.part import Part, joined
-from tf_dynemb.storage.publication import Publication
-from tf_dynemb.storage.steps import Change
 
 __all__ = [
     "WRITE_UNIT",

@@ -24,8 +24,9 @@ from tf_dynemb.storage.chain import (
     since_last_base,
 )
 from tf_dynemb.storage.errors import DataLossError, naming
-from tf_dynemb.storage.manifest import KINDS, MOST_AFTER, DenseFile, Manifest, TableEntry
+from tf_dynemb.storage.manifest import KINDS, MOST_AFTER, DenseFile, Manifest
 from tf_dynemb.storage.part import BLOCK_BYTES, Part
+from tf_dynemb.storage.table_entry import TableEntry
 
 UNPUBLISHED = ".tmp-"
 

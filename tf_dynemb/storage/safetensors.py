@@ -2,10 +2,11 @@
 
 A file is: the number of bytes of the header, as a little-endian uint64; the header, a JSON object
 that has `{"dtype", "shape", "data_offsets"}` for each name, padded with spaces; the arrays, one
-after the other, little-endian and in C order. `data_offsets` are relative to the end of the header.
-The header is padded to a multiple of 64 bytes. The arrays of a multiple of 64 bytes come first, so
-that each of them is aligned as vector instructions need it, and then the others, those with the
-largest items first, so that each item is aligned. https://github.com/huggingface/safetensors has the specification.
+after the other, little-endian and in C order. `data_offsets` are relative to the end of the header,
+which is padded to a multiple of 64 bytes. The arrays of a multiple of 64 bytes come first, so that
+each of them is aligned as vector instructions need it, and then the others, those with the largest
+items first, so that each item is aligned. https://github.com/huggingface/safetensors has the
+specification.
 
 bfloat16, which numpy lacks, is the uint16 of its bits in this module.
 """
