@@ -129,13 +129,15 @@ def test_ranks_that_ignore_sigterm_are_killed(script):
     assert ended.returncode == 1
 
 
-# Rank 0 and a process that it has started stop. Both save when they are told to end.
+# Rank 0 and a process that it has started stop. Both save when they are told to end, rank 0 first.
 STOPPED = """
 import os, pathlib, signal, sys, time
 
 folder = pathlib.Path(sys.argv[1])
 
 def save(name):
+    if name == "child":
+        time.sleep(0.5)
     (folder / f"{name} saved").touch()
     os._exit(0)
 

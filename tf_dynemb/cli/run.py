@@ -70,7 +70,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=30.0,
         metavar="SECONDS",
-        help="how long ranks may take to end after SIGTERM or Ctrl-C; default: 30",
+        help="how long ranks, and what they have started, may take to end after SIGTERM or Ctrl-C; "
+        "default: 30",
     )
     parser.add_argument(
         "-m",

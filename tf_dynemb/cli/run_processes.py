@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import dataclasses
 import os
+import pathlib
 import select
 import signal
 import subprocess
@@ -174,10 +175,16 @@ class Processes:
 
     def _await_all(self, stop: Callable[[], bool]) -> None:
         end = time.monotonic() + self._grace
-        while any(_exit_code(process) is None for process in self._processes):
+        while self._is_running():
             if stop() or time.monotonic() > end:
                 break
             time.sleep(_LOOK)
+
+    def _is_running(self) -> bool:
+        """Whether a process runs, or one that it has started, which may still be saving."""
+        if any(_exit_code(process) is None for process in self._processes):
+            return True
+        return not {process.pid for process in self._processes}.isdisjoint(_running_groups())
 
     def _signal(
         self,
@@ -231,6 +238,15 @@ def write(to: Any, text: bytes) -> bool:
     except (OSError, ValueError):
         pass
     return True
+
+
+def _running_groups() -> Iterator[int]:
+    """Yields the groups of the processes of this machine that have not ended."""
+    for file in pathlib.Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            state, _, group = file.read_text("utf-8", "replace").rpartition(") ")[2].split()[:3]
+            if state not in "ZX":
+                yield int(group)
 
 
 def _has_no_input(process: subprocess.Popen[bytes]) -> bool:
