@@ -1,7 +1,7 @@
 """Trainings with Publish(resume=True), and their interruption by SIGKILL.
 
     python publish_process.py train PATH OUT          writes the bits of the result to OUT.RANK
-    python publish_process.py die PATH OUT TIMES      the same; ranks kill themselves before that
+    python publish_process.py die PATH OUT TIMES      the same; ranks can kill themselves before
     python publish_process.py kill PATH TIMES SEED    prints what `interrupt` returns
 
 `kill` imports TensorFlow once, and forks for each training.
@@ -137,8 +137,9 @@ def train(path, out, begun=None, kills=0):
         callbacks.append(Die(f"{out}.kills", kills))
     fit(model, path, *callbacks, base_every=10)
     target = pathlib.Path(f"{out}.{rank}")
-    target.with_suffix(".partial").write_text(json.dumps(bits(model)))
-    target.with_suffix(".partial").rename(target)
+    partial = pathlib.Path(f"{target}.partial")
+    partial.write_text(json.dumps(bits(model)))
+    partial.rename(target)
 
 
 class Die(keras.callbacks.Callback):
@@ -146,12 +147,12 @@ class Die(keras.callbacks.Callback):
 
     Args:
         folder: where a file tells of each kill, also to the processes that are started again.
-        times: the number of kills.
+        times: the most kills.
     """
 
     def __init__(self, folder, times):
         super().__init__()
-        self.folder, self.times = pathlib.Path(folder), times
+        self.folder, self.times, self.timer = pathlib.Path(folder), times, None
 
     def on_train_begin(self, logs=None):
         self.folder.mkdir(exist_ok=True)
@@ -160,9 +161,17 @@ class Die(keras.callbacks.Callback):
         comm.barrier()
         if kills < self.times and kills % comm.size == comm.rank:
             # Until the end of the first batch, TensorFlow traces for a second or two.
-            delay = random.Random(kills).uniform(0, 4)
-            (self.folder / str(kills)).touch()
-            threading.Timer(delay, os.kill, (os.getpid(), signal.SIGKILL)).start()
+            delay = random.Random(f"{self.folder.name} {kills}").uniform(0, 3)
+            self.timer = threading.Timer(delay, self.kill, (kills,))
+            self.timer.start()
+
+    def kill(self, number):
+        (self.folder / str(number)).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def on_train_end(self, logs=None):
+        if self.timer is not None:
+            self.timer.cancel()
 
 
 def interrupt(path, times, seed):
