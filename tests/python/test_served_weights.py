@@ -51,9 +51,9 @@ def test_each_answer_is_the_prediction_of_its_watermark(tmp_path):
         assert len({id_ for id_, _ in given}) > SNAPSHOTS / 10
 
 
-def dense_model(width=8, hidden="hidden", layers=1):
+def dense_model(width=8, hidden="hidden", layers=1, table="table"):
     ids = keras.Input((1,), dtype="int64", name="ids")
-    vectors = keras.layers.Flatten()(de.layers.Embedding(4, name="table")(ids))
+    vectors = keras.layers.Flatten()(de.layers.Embedding(4, name=table)(ids))
     for number in range(layers):
         vectors = keras.layers.Dense(width, "tanh", name=f"{hidden}{number or ''}")(vectors)
     return keras.Model(ids, keras.layers.Dense(1, name="out")(vectors))
@@ -188,7 +188,7 @@ class Foreign(keras.layers.Layer):
 
     def __init__(self, **options):
         super().__init__(**options)
-        self.inner = tf.Variable(2.0)
+        self.inner = tf.Variable(2.0, name="foreign")
 
     def call(self, inputs):
         return inputs * self.inner
@@ -207,8 +207,8 @@ class Counting(keras.layers.Layer):
 
 
 REASONS = {
-    Reading: "'reads/scale' is read by a tf.function",
-    Foreign: "'reads/inner' is read by a tf.function in a layer, or is not Keras's",
+    Reading: "weight 'reads/scale' is read by a tf.function inside a layer",
+    Foreign: "weight 'foreign:0' is not a keras.Variable",
     Counting: "a call of the model changes the weight 'reads/calls'",
 }
 
@@ -260,28 +260,119 @@ def towers():
 def test_a_part_of_the_model_that_is_dumped(tmp_path):
     whole, tower = towers()
     change(whole)
-    chain = tmp_path / "chain"
+    chain, model = tmp_path / "chain", tmp_path / "model"
     de.dump(chain, whole)
+    with pytest.raises(ValueError, match="part of what is dumped, pass that as part_of"):
+        de.export_saved_model(tower, model, follow=chain)
+    assert not model.exists()
+    with pytest.warns(UserWarning, match="part of what is dumped, pass that as part_of"):
+        de.export_saved_model(tower, model, "link", chain)
+    loaded = tf.saved_model.load(model)
+    assert same(loaded.serve, tower)
     for options in ({"follow": chain}, {"tables": "link", "dump": chain}):
-        with pytest.raises(ValueError, match="If the model is a part of the one that is dumped"):
-            de.export_saved_model(tower, tmp_path / "failed", **options)
-        assert not (tmp_path / "failed").exists()
-        de.export_saved_model(tower, tmp_path / "model", part_of=whole, **options)
-        loaded = tf.saved_model.load(tmp_path / "model")
+        de.export_saved_model(tower, model, part_of=whole, **options)
+        loaded = tf.saved_model.load(model)
         assert same(loaded.serve, tower)
         change(whole, 2 + len(options))
         de.incremental_dump(chain, whole)
         assert apply(loaded, chain) >= 1
         assert same(loaded.serve, tower)
-    other = towers()[0]
-    with pytest.raises(ValueError, match="part_of must be the model that is dumped"):
-        de.export_saved_model(tower, tmp_path / "model", part_of=other)
+
+
+@pytest.mark.parametrize("form", [list, dict])
+def test_a_part_of_several_models_that_are_dumped(tmp_path, form):
+    models = [dense_model(3), dense_model(5, table="other")]
+    dumped = models if form is list else dict(zip("ab", models, strict=True))
+    chain = tmp_path / "chain"
+    de.dump(chain, dumped)
+    de.export_saved_model(models[1], tmp_path / "model", "link", chain, part_of=dumped)
+    loaded = tf.saved_model.load(tmp_path / "model")
+    assert same(loaded.serve, models[1])
+    for model in models:
+        change(model)
+    de.incremental_dump(chain, dumped)
+    assert apply(loaded, chain) == 1
+    assert same(loaded.serve, models[1])
+
+
+def test_wrong_arguments(tmp_path):
+    whole, tower = towers()
+    with pytest.raises(ValueError, match=r"part_of must be what is dumped.* the weight '"):
+        de.export_saved_model(tower, tmp_path / "model", part_of=towers()[0])
     module = tf.Module()
     module.table = de.DynamicVariable(2)
     with pytest.raises(ValueError, match="part_of is for a Keras model"):
         de.export_saved_model(module, tmp_path / "module", part_of=whole)
     with pytest.raises(ValueError, match='dense must be "weights" or None'):
         de.export_saved_model(tower, tmp_path / "model", dense="all")
+
+
+@pytest.mark.parametrize("is_functional", [True, False])
+def test_a_function_of_a_layer_that_was_traced_for_another_shape(tmp_path, is_functional):
+    """It would be traced in the export, with tensors of its graph, and then fail in training."""
+    ids = keras.Input((1,), dtype="int64")
+    embedding, reads = de.layers.Embedding(4, combiner="sum", name="table"), Reading(name="reads")
+    heads = [keras.layers.Dense(2, name=name) for name in ("one", "two")]
+
+    def call(ids):
+        vectors = reads(embedding(ids))
+        return [head(vectors) for head in heads]
+
+    class Subclassed(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.parts = [embedding, reads, *heads]
+
+        def call(self, ids):
+            return call(ids)
+
+    model = keras.Model(ids, call(ids)) if is_functional else Subclassed()
+    model(IDS)
+    for _ in range(2):
+        with pytest.warns(UserWarning, match=REASONS[Reading]):
+            de.export_saved_model(model, tmp_path / "model")
+    model.compile(de.OptimizerWrapper("adam"), ["mse", "mse"])
+    labels = np.zeros([7, 2], np.float32)
+    model.fit(IDS, [labels, labels], verbose=0)
+    loaded = tf.saved_model.load(tmp_path / "model")
+    assert len(loaded.serve(tf.constant(IDS))) == 2
+    assert len(model(IDS[:3])) == 2
+
+
+@pytest.mark.parametrize("kind", [keras.layers.GRU, keras.layers.LSTM])
+def test_states_go_on(tmp_path, kind):
+    ids = keras.Input((3,), batch_size=2, dtype="int64")
+    vectors = de.layers.Embedding(4, name="table")(ids)
+    model = keras.Model(ids, kind(3, stateful=True, name="states")(vectors))
+    loaded, chain = export(model, tmp_path)
+    inputs = np.arange(6).reshape(2, 3)
+    assert all(same(loaded.serve, model, inputs) for _ in range(3))
+    change(model)
+    de.incremental_dump(chain, model)
+    assert apply(loaded, chain) == 1
+    assert all(same(loaded.serve, model, inputs) for _ in range(3))
+
+
+class Late(keras.Model):
+    """A model with a layer that training does not use."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = de.layers.Embedding(4, combiner="sum", name="table")
+        self.out, self.calibrated = keras.layers.Dense(1), keras.layers.Dense(1)
+
+    def call(self, ids, training=False):
+        score = self.out(self.table(ids))
+        return score if training else self.calibrated(score)
+
+
+def test_weights_that_the_export_makes(tmp_path):
+    model = Late()
+    model(IDS, training=True)
+    with pytest.warns(UserWarning, match="was made by the export itself: call the model once"):
+        de.export_saved_model(model, tmp_path / "model")
+    loaded = tf.saved_model.load(tmp_path / "model")
+    assert same(loaded.serve, model)
 
 
 def test_constants_that_layers_compute(tmp_path):
@@ -296,6 +387,33 @@ def test_constants_that_layers_compute(tmp_path):
     normalization.adapt(rng.normal(3, 2, size=[50, 4]))
     model.make_predict_function(force=True)
     assert not same(loaded.serve, model)
+    de.incremental_dump(chain, model)
+    assert apply(loaded, chain) == 1
+    assert same(loaded.serve, model)
+
+
+class Scaled(keras.layers.Layer):
+    """A layer that computes a constant from its weight."""
+
+    def build(self, shape):
+        self.most = self.add_weight(shape=(shape[-1],), initializer="ones", trainable=False)
+        self.finalize_state()
+
+    def finalize_state(self):
+        self.factor = tf.convert_to_tensor(1 / self.most)
+
+    def call(self, inputs):
+        return inputs * self.factor
+
+
+def test_constants_of_other_layers(tmp_path):
+    ids = keras.Input((1,), dtype="int64")
+    vectors = keras.layers.Flatten()(de.layers.Embedding(4, name="table")(ids))
+    scaled = Scaled(name="scaled")
+    model = keras.Model(ids, scaled(vectors))
+    loaded, chain = export(model, tmp_path)
+    scaled.most.assign([1.0, 2.0, 3.0, 4.0])
+    scaled.finalize_state()
     de.incremental_dump(chain, model)
     assert apply(loaded, chain) == 1
     assert same(loaded.serve, model)

@@ -38,12 +38,12 @@ class Weights(NamedTuple):
     read: dict[str, Weight]
 
     @classmethod
-    def of(cls, model: keras.layers.Layer, part_of: keras.layers.Layer | None) -> Weights:
+    def of(cls, model: keras.layers.Layer, part_of: Any) -> Weights:
         """Returns the weights of a model.
 
         Args:
             model: the model.
-            part_of: the model that is dumped; None: the same.
+            part_of: what is dumped; None: the model.
 
         Raises:
             ValueError: `part_of` lacks a weight of the model.
@@ -53,16 +53,16 @@ class Weights(NamedTuple):
         for name, each in dumped.items():
             dtype = tf.as_dtype(each.dtype).name
             if dtype not in safetensors.DTYPES or not safetensors.is_name(name):
-                raise VariableReadError(f"the weight {name!r} is {dtype}, which dumps cannot have")
+                raise VariableReadError(f"{_described(each)} is {dtype}, and cannot be dumped")
         if part_of is None:
             return cls(dumped, dumped)
         names = {id(unwrap(each)): name for name, each in dumped.items()}
         read = {}
-        for name, each in dense_variables(model).weights.items():
+        for each in dense_variables(model).weights.values():
             if id(unwrap(each)) not in names:
                 raise ValueError(
-                    f"part_of must be the model that is dumped, of which the exported one is a "
-                    f"part; it does not have the weight {name!r}."
+                    "part_of must be what is dumped, of which the exported model is a part; it "
+                    f"does not have {_described(each)}."
                 )
             read[names[id(unwrap(each))]] = each
         return cls(dumped, read)
@@ -88,14 +88,26 @@ class Weights(NamedTuple):
         there = {name: f"{each.dtype} {list(each.values.shape)}" for name, each in arrays.items()}
         for name in sorted(here.keys() | there.keys()):
             if here.get(name) != there.get(name):
+                of_model, of_snapshot = here.get(name, "missing"), there.get(name, "missing")
                 raise ValueError(
-                    f"{source.directory} has the dense weights of a model of another structure: "
-                    f"{name!r} is {here.get(name, 'missing')} in the model, and "
-                    f"{there.get(name, 'missing')} in the snapshot. If the model is a part of the "
-                    "one that is dumped, pass part_of; to keep the weights as they are now, pass "
-                    "dense=None."
+                    f"{source.directory} has the dense weights of another model: {name!r} is "
+                    f"{of_model} in the model, and {of_snapshot} in the snapshot. If the model is "
+                    "a part of what is dumped, pass that as part_of; to keep the weights as they "
+                    "are now, pass dense=None."
                 )
         return True
+
+
+class _Scope(keras.StatelessScope):  # type: ignore[misc]
+    """Keras's scope, with the variables that were changed in it."""
+
+    def __init__(self, values: list[tuple[keras.Variable, tf.Tensor]]) -> None:
+        super().__init__(values)
+        self.changed: dict[int, tuple[keras.Variable, tf.Tensor]] = {}
+
+    def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
+        super().add_update(update)
+        self.changed[id(update[0])] = update
 
 
 @contextlib.contextmanager
@@ -104,45 +116,60 @@ def reading(
 ) -> Iterator[None]:
     """A context in a function that is traced, in which a model reads the weights of a snapshot.
 
+    The model must have been traced with the same arguments before. A `tf.function` in a layer would
+    otherwise be traced here, and then have tensors of this graph for ever.
+
     Args:
         model: the model.
         weights: its dense weights, by their names in the snapshots.
         table: a table of the model.
 
     Raises:
-        VariableReadError: the function needs a variable of a weight.
+        VariableReadError: the graph needs the variable of a weight.
     """
-    names = [name for name, each in weights.items() if isinstance(each, keras.Variable)]
-    replaced = [weights[name] for name in names]
+    known = {id(unwrap(each)) for each in weights.values()}
+    for each in dense_variables(model).weights.values():
+        if id(unwrap(each)) not in known:
+            raise VariableReadError(
+                f"{_described(each)} was made by the export itself: call the model once with "
+                "training=False before"
+            )
+    read = {name: each for name, each in weights.items() if isinstance(each, keras.Variable)}
     values = _ops.library().dynemb_served_weights(
         table.handle,
-        names=names,
-        dtypes=[tf.as_dtype(each.dtype) for each in replaced],
-        shapes=[each.shape for each in replaced],
+        names=list(read),
+        dtypes=[tf.as_dtype(each.dtype) for each in read.values()],
+        shapes=[each.shape for each in read.values()],
     )
-    normalizations = [
-        layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.Normalization)
+    # Such as Normalization: they compute constants from their weights.
+    finished = [
+        layer
+        for layer in model._flatten_layers()
+        if hasattr(layer, "finalize_state") and layer.weights
     ]
-    scope = keras.StatelessScope(list(zip(replaced, values, strict=True)))
+    scope = _Scope(list(zip(read.values(), values, strict=True)))
     try:
         with scope:
-            for layer in normalizations:
-                layer.finalize_state()  # computes constants from the weights
+            for layer in finished:
+                layer.finalize_state()
             yield
     finally:
         with tf.init_scope():
-            for layer in normalizations:
+            for layer in finished:
                 layer.finalize_state()
-    for name, each, value in zip(names, replaced, values, strict=True):
-        if scope.get_current_value(each) is not value:
-            raise VariableReadError(f"a call of the model changes the weight {name!r}")
     captured = {id(each) for each in tf.compat.v1.get_default_graph().external_captures}
-    for name, each in weights.items():
+    for each in weights.values():
+        if id(each) in scope.changed:
+            raise VariableReadError(f"a call of the model changes {_described(each)}")
         if id(unwrap(each).handle) in captured:
             raise VariableReadError(
-                f"the weight {name!r} is read by a tf.function in a layer, or is not Keras's"
+                f"{_described(each)} is read by a tf.function inside a layer, or past Keras"
+                if isinstance(each, keras.Variable)
+                else f"{_described(each)} is not a keras.Variable"
             )
-    for variable in model.variables:  # such as the states of random seeds
-        changed = scope.get_current_value(variable)
-        if changed is not None and all(variable is not each for each in replaced):
-            unwrap(variable).assign(changed)
+    for variable, value in scope.changed.values():  # such as random seeds
+        unwrap(variable).assign(value)
+
+
+def _described(weight: Weight) -> str:
+    return f"the weight {weight.path if isinstance(weight, keras.Variable) else weight.name!r}"

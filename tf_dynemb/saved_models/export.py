@@ -25,7 +25,7 @@ from tf_dynemb._warn import warn
 from tf_dynemb.dense.names import Weight
 from tf_dynemb.parallel.agreement import Ranks, check_alike
 from tf_dynemb.persistence.dump import dump as dump_rows
-from tf_dynemb.persistence.naming import described
+from tf_dynemb.persistence.naming import described, named_variables
 from tf_dynemb.persistence.watermark import Watermark
 from tf_dynemb.saved_models import checksums, writing
 from tf_dynemb.saved_models.dense_weights import VariableReadError, Weights, reading
@@ -49,7 +49,7 @@ def export_saved_model(
     follow_seconds: float = 0.25,
     unrelated: bool = False,
     dense: str | None = "weights",
-    part_of: keras.Model | None = None,
+    part_of: Any = None,
 ) -> Watermark:
     """Exports a model as a SavedModel for serving, as `model.export(path)` does, with options.
 
@@ -100,10 +100,11 @@ def export_saved_model(
             some, as it reads the rows. A snapshot with other names, dtypes or shapes of weights is
             an error of `apply_delta`, and of polls: the model must be exported again. None: the
             dense weights stay those of this export. So they do, with a warning, in a Keras model
-            that has weights which are not Keras's, or that reads them in a `tf.function` inside a
-            layer; and in a `tf.Module`.
-        part_of: the model that is dumped, if `model` is a part of it, such as one of two towers.
-            Dumps name weights by their places in the whole model.
+            one of whose weights is not Keras's, is read in a `tf.function` inside a layer, or is
+            changed by a call; and in a `tf.Module`. No other thread may call the model meanwhile.
+        part_of: what is dumped, if `model` is a part of it, such as one of two towers: another
+            model, or a list or dict of models. Dumps name weights, and tables in a dict, by their
+            places in it.
 
     Returns:
         The watermark of the rows, the same on all ranks. Deltas for the SavedModel continue it:
@@ -111,8 +112,8 @@ def export_saved_model(
 
     Raises:
         ValueError: `tables` or `dense` has another value, or `tables` needs a `dump`; or the dump
-            has other tables than the model, or the model has none; or the snapshots at `dump` or
-            `follow` have other dense weights; or `part_of` does not have those of the model; or
+            has other tables than the model, or the model has none; or the snapshots at `follow`
+            have other dense weights; or `part_of` does not have those of the model; or
             `follow_seconds` is not positive; or `signatures` or `part_of` does not go with the type
             of the model, or `input_signature`.
         FileExistsError: there is something at `path` that is not a SavedModel.
@@ -130,9 +131,7 @@ def export_saved_model(
         if dense not in ("weights", None):
             raise ValueError(f'dense must be "weights" or None, got {dense!r}.')
         dynamic, static = _variables(model)
-        named: dict[str, Any] = {}
-        for table in dynamic:
-            served.add_named(named, table)
+        named = _named(dynamic, part_of)
         weights = _weights(model, dense, part_of, dump, follow)
         for name in named.keys() & weights.dumped.keys():
             raise ValueError(f"A table and a dense weight are both named {name!r}.")
@@ -157,7 +156,8 @@ def export_saved_model(
             rows = served.Rows("move", unfinished.absolute() / "rows", members, named)
             dump_rows(unfinished / "rows", {**named, **weights.dumped}, dense="weights", quiet=True)
         else:
-            rows = served.Rows(tables, dump.absolute(), members)
+            known = {} if part_of is None else named
+            rows = served.Rows(tables, dump.absolute(), members, known)
         whole = []
         if ranks.size > 1:
             whole = [each.whole(f"dynemb/whole/{i}") for i, each in enumerate(static)]
@@ -225,10 +225,21 @@ def _variables(model: keras.Model | tf.Module) -> tuple[list[DynamicVariable], l
     )
 
 
+def _named(tables: list[DynamicVariable], part_of: Any) -> dict[str, DynamicVariable]:
+    """Returns the tables of a model by their names in dumps of it, or of what it is a part of."""
+    named: dict[str, Any] = {}
+    if part_of is not None:
+        whole = {id(table): name for name, table in named_variables(part_of).items()}
+        named = {whole[id(table)]: table for table in tables if id(table) in whole}
+    for table in tables:
+        served.add_named(named, table)
+    return named
+
+
 def _weights(
     model: keras.Model | tf.Module,
     dense: str | None,
-    part_of: keras.Model | None,
+    part_of: Any,
     dump: pathlib.Path | None,
     follow: pathlib.Path | None,
 ) -> Weights:
@@ -251,19 +262,24 @@ def _weights(
         return none
     if not weights.read:
         return none
-    if dump is not None and not weights.are_at(dump):
-        if follow is not None:
-            _warn_of_constant_weights(f"{dump} has no dense weights, only tables")
-        return none
-    if follow is not None and follow != dump and exists(follow) and list_snapshots(follow):
+    if follow is not None and exists(follow) and list_snapshots(follow):
         weights.are_at(follow)
-    return weights
+    if dump is None:
+        return weights
+    try:
+        are_there = weights.are_at(dump)
+    except ValueError as error:
+        _warn_of_constant_weights(str(error))
+        return none
+    if not are_there and follow is not None:
+        _warn_of_constant_weights(f"{dump} has no dense weights, only tables")
+    return weights if are_there else none
 
 
 def _warn_of_constant_weights(why: str) -> None:
     warn(
-        f"the exported model keeps the dense weights of this export, and does not follow later "
-        f"ones, because {why}. Pass dense=None if it is to be so."
+        f"the exported model keeps all of its dense weights as they are now, and does not follow "
+        f"later ones: {why.removesuffix('.')}. Pass dense=None if it is to be so."
     )
 
 

@@ -142,7 +142,7 @@ def write(
         endpoints: further endpoints by name.
         verbose: whether Keras prints the endpoints.
         reading: returns a context for the trace of the model's call, such as one that replaces
-            reads of variables.
+            reads of variables. The model is traced without it before.
     """
     if input_signature is None:
         names, specs = signature(model)
@@ -151,6 +151,8 @@ def write(
         names = _parameters(model)[: len(specs)]
     archive = keras.export.ExportArchive()
     archive.track(model)
+    if reading is not contextlib.nullcontext:
+        _function(model, names, specs).get_concrete_function()
     serve = _function(model, names, specs, reading)
     serve.get_concrete_function()  # an error of `reading` is raised as it is
     archive.add_endpoint("serve", serve)
