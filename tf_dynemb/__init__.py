@@ -19,6 +19,7 @@ from tf_dynemb._version import __version__
 
 if TYPE_CHECKING:
     from tf_dynemb import callbacks, layers, oneembedding, serving, storage, tfra
+    from tf_dynemb.chains.publish import publish
     from tf_dynemb.layers.conversion import from_keras, to_keras
     from tf_dynemb.lookup.lookup_sparse import lookup_sparse
     from tf_dynemb.lookup.prefetch import prefetch_lookup
@@ -73,6 +74,7 @@ __all__ = [
     "named_tables",
     "oneembedding",
     "prefetch_lookup",
+    "publish",
     "serving",
     "sparse_read_and_evict",
     "storage",
@@ -111,6 +113,7 @@ _HOMES = {
     "named_tables": "persistence.naming",
     "oneembedding": None,
     "prefetch_lookup": "lookup.prefetch",
+    "publish": "chains.publish",
     "serving": None,
     "sparse_read_and_evict": "sok.names",
     "storage": None,
@@ -127,7 +130,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     home = _HOMES[name]
     try:
-        if name not in ("serving", "storage"):
+        if name not in ("publish", "serving", "storage"):
             _registration.check_keras_backend()
             # First: its import makes _registration import modules that need TensorFlow themselves.
             importlib.import_module("tensorflow")

@@ -536,7 +536,7 @@ def test_no_secret_is_on_a_command_line(script, ssh):
         script(
             "import os, subprocess\n"
             "shown = subprocess.check_output(['ps', '-axww', '-o', 'args'], text=True)\n"
-            "print(os.environ['TF_DYNEMB_RANKS_SECRET'] in shown, 'run_host' in shown)\n"
+            "print(os.environ['TF_DYNEMB_RANKS_SECRET'] in shown, 'launcher.host' in shown)\n"
         ),
     )
     assert sorted(ended.stdout.splitlines()) == ["[0] False True", "[1] False True"]

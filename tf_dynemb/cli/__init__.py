@@ -1,6 +1,6 @@
 """The command `tf-dynemb`, or `python -m tf_dynemb`: work on dumps and SavedModels; `run`.
 
-May import: `_presence`, `_version`, `chains`, `serving`, `storage`.
+May import: `_presence`, `_version`, `chains`, `launcher`, `serving`, `storage`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from tf_dynemb.cli import (
     lookup,
     merge,
     prune,
+    publish,
     rollback,
     run,
     verify,
@@ -139,6 +140,7 @@ def _parser() -> argparse.ArgumentParser:
         merge,
         rollback,
         prune,
+        publish,
         export,
         forget,
         audit,

@@ -11,8 +11,8 @@ import socket
 import sys
 from collections.abc import Sequence
 
-from tf_dynemb.cli import run_host
-from tf_dynemb.cli.run_processes import Processes, Start, told_to_end, write
+from tf_dynemb.launcher.host import starts as starts_of_host
+from tf_dynemb.launcher.processes import Processes, Start, told_to_end, write
 
 # The port of the rendezvous on another machine, as torchrun's.
 _PORT = 29500
@@ -120,7 +120,7 @@ def run(options: argparse.Namespace) -> int:
                 starts = [_on_host(options, command, host, shared) for host in hosts]
                 processes = Processes(starts, options.grace + _MORE, told)
             else:
-                starts = run_host.starts(command, 0, options.ranks, shared)
+                starts = starts_of_host(command, 0, options.ranks, shared)
                 processes = Processes(starts, options.grace, told)
             failure = processes.wait()
             if failure is None:
@@ -159,7 +159,7 @@ def _on_host(
         "environment": shared,
         "grace": options.grace,
     }
-    program = [sys.executable, "-c", f"from {run_host.__name__} import main; main()"]
+    program = [sys.executable, "-c", f"from {starts_of_host.__module__} import main; main()"]
     if not _is_here(name):
         line = f"cd {shlex.quote(os.getcwd())} && exec {shlex.join(program)}"
         program = [*shlex.split(options.ssh), name, line]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import os
 import pathlib
@@ -15,10 +14,8 @@ from tf_dynemb._presence import exists, is_directory, remove_tree
 from tf_dynemb._warn import warn
 from tf_dynemb.persistence.dump import dump
 from tf_dynemb.storage.chain import MANIFEST, list_snapshots
+from tf_dynemb.storage.copying import copy_without_training
 from tf_dynemb.variables.served import ServedTable, Source
-
-# The columns that lookups do not need, and that a copy can be without.
-_ONLY_FOR_TRAINING = ("state", "admission")
 
 
 def write(source: Source, path: pathlib.Path) -> None:
@@ -81,7 +78,7 @@ def _take(chain: storage.Chain, path: pathlib.Path, is_link: bool) -> None:
             manifest = snapshot.manifest
             target = unfinished / f"{number:08d}-{manifest.kind}-{manifest.id}"
             target.mkdir(parents=True)
-            (_link if is_link else _copy)(snapshot, target)
+            (_link if is_link else copy_without_training)(snapshot, target)
         remove_tree(path)
         os.rename(unfinished, path)
     except BaseException:
@@ -101,40 +98,6 @@ def _link(snapshot: storage.Snapshot, target: pathlib.Path) -> None:
                 f"tables='link' needs a dump on the file system of the model, which is at {target}",
                 str(snapshot.directory / file),
             ) from error
-
-
-def _copy(snapshot: storage.Snapshot, target: pathlib.Path) -> None:
-    """Copies what lookups need. The manifest keeps its id, so that deltas continue it."""
-    tables = []
-    for table in snapshot.manifest.tables:
-        shards = []
-        for shard in table.shards:
-            files = {k: f for k, f in shard.files.items() if k not in _ONLY_FOR_TRAINING}
-            kept = dataclasses.replace(
-                shard, files=files, admission_lines=0, first_admission_line=0
-            )
-            shards.append(kept)
-            for file in files.values():
-                _copy_file(snapshot.directory / file.file, target / file.file)
-        tables.append(
-            dataclasses.replace(table, state=None, admission_lines=None, shards=tuple(shards))
-        )
-    dense = tuple(file for file in snapshot.manifest.dense if file.part == "weights")
-    for each in dense:
-        _copy_file(snapshot.directory / each.file, target / each.file)
-    manifest = dataclasses.replace(
-        snapshot.manifest, optimizer=None, tables=tuple(tables), dense=dense
-    )
-    (target / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
-
-
-def _copy_file(source: pathlib.Path, target: pathlib.Path) -> None:
-    """Copies a file in multiples of `storage.WRITE_UNIT`, which `shutil.copyfile` does not."""
-    with source.open("rb", 0) as read, target.open("wb", 0) as written:
-        while data := read.read(storage.WRITE_UNIT):
-            left = memoryview(data)
-            while left:
-                left = left[written.write(left) :]
 
 
 def sync(folder: pathlib.Path) -> None:

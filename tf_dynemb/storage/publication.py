@@ -77,12 +77,10 @@ class Publication(Part):
         self._locked = contextlib.ExitStack()
 
     def __enter__(self) -> Publication:
-        _make_directory(self.path)
+        make_directory(self.path)
         with contextlib.ExitStack() as stack:
             if stack.enter_context(locked(self.path)):
-                for entry in os.listdir(self.path):
-                    if entry.startswith(UNPUBLISHED):
-                        remove_tree(self.path / entry)
+                remove_unpublished(self.path)
             self._directory.mkdir()
             self._locked = stack.pop_all()
         return self
@@ -206,7 +204,7 @@ class Publication(Part):
         os.rename(self._directory, directory)
         sync_directory(self.path)
         if self._kind == "base":
-            _prune(self.path, keep)
+            prune_locked(self.path, keep)
         return Snapshot(directory)
 
     def _is_continued(self, last: Name, parent: str | None) -> bool:
@@ -266,10 +264,11 @@ def prune(path: str | os.PathLike[str], keep: int = 0) -> list[Name]:
     if not is_directory(path) or not list_snapshots(path):
         raise no_snapshot(path)
     with locked(path):
-        return _prune(path, keep)
+        return prune_locked(path, keep)
 
 
-def _prune(path: pathlib.Path, keep: int) -> list[Name]:
+def prune_locked(path: pathlib.Path, keep: int) -> list[Name]:
+    """Same as `prune`, for the holder of the lock."""
     names = list_snapshots(path)
     bases = [place for place, name in enumerate(names) if name.kind == "base"]
     superseded = names[: bases[-1 - min(keep, len(bases) - 1)]] if bases else []
@@ -281,6 +280,13 @@ def _prune(path: pathlib.Path, keep: int) -> list[Name]:
 def unpublished(path: str | os.PathLike[str], id_: str) -> pathlib.Path:
     """Returns the directory of a snapshot before it is published."""
     return pathlib.Path(path) / (UNPUBLISHED + id_)
+
+
+def remove_unpublished(path: pathlib.Path) -> None:
+    """Removes what killed writers have left at a path whose lock is held."""
+    for name in os.listdir(path):
+        if name.startswith(UNPUBLISHED):
+            remove_tree(path / name)
 
 
 def _take(lock: int, held: str) -> bool:
@@ -301,10 +307,10 @@ def _take(lock: int, held: str) -> bool:
     return True
 
 
-def _make_directory(path: pathlib.Path) -> None:
+def make_directory(path: pathlib.Path) -> None:
     """Creates a directory and its parents, so that they survive a crash."""
     if not is_directory(path):
-        _make_directory(path.parent)
+        make_directory(path.parent)
         path.mkdir(exist_ok=True)
         sync_directory(path.parent)
 

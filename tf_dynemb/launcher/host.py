@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 
-from tf_dynemb.cli.run_processes import Processes, Start, told_to_end
+from tf_dynemb.launcher.processes import Processes, Start, told_to_end
 
 # What would tell the ranks another place than this launcher does.
 _OTHERS = (
