@@ -242,9 +242,12 @@ def write(to: Any, text: bytes) -> bool:
 
 def _running_groups() -> Iterator[int]:
     """Yields the groups of the processes of this machine that have not ended."""
-    for file in pathlib.Path("/proc").glob("[0-9]*/stat"):
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
         with contextlib.suppress(OSError):  # it has ended meanwhile
-            state, _, group = file.read_text("utf-8", "replace").rpartition(") ")[2].split()[:3]
+            text = pathlib.Path("/proc", name, "stat").read_text("utf-8", "replace")
+            state, _, group = text.rpartition(") ")[2].split()[:3]
             if state not in "ZX":
                 yield int(group)
 
