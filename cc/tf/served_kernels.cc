@@ -14,6 +14,15 @@
 namespace dynemb {
 namespace {
 
+// Gets the model of the served table that input 0 of the operator names.
+absl::Status GetModel(tf::OpKernelContext* ctx, std::shared_ptr<ServedModel>* model) {
+  TableRef ref;
+  ServedResource* served;
+  size_t number;
+  TF_RETURN_IF_ERROR(GetServed(ctx, &ref, &served));
+  return served->Get(model, &number);
+}
+
 class ServedTableOp : public DynembOp {
  public:
   explicit ServedTableOp(tf::OpKernelConstruction* ctx) : DynembOp(ctx) {
@@ -96,14 +105,10 @@ class ApplySnapshotsOp : public DynembOp {
 
  protected:
   absl::Status Run(tf::OpKernelContext* ctx) override {
-    TableRef ref;
-    ServedResource* served;
     std::shared_ptr<ServedModel> model;
-    size_t number;
     uint64_t count;
     int64_t* applied;
-    TF_RETURN_IF_ERROR(GetServed(ctx, &ref, &served));
-    TF_RETURN_IF_ERROR(served->Get(&model, &number));
+    TF_RETURN_IF_ERROR(GetModel(ctx, &model));
     TF_RETURN_IF_ERROR(CheckScalar(ctx->input(1), "path"));
     TF_RETURN_IF_ERROR(Output(ctx, 0, {}, &applied));
     std::unique_ptr<Exec> exec;
@@ -121,14 +126,10 @@ class ServedStateOp : public DynembOp {
 
  protected:
   absl::Status Run(tf::OpKernelContext* ctx) override {
-    TableRef ref;
-    ServedResource* served;
     std::shared_ptr<ServedModel> model;
-    size_t number;
     tf::tstring *id, *error;
     int64_t *watermark, *utc_ns;
-    TF_RETURN_IF_ERROR(GetServed(ctx, &ref, &served));
-    TF_RETURN_IF_ERROR(served->Get(&model, &number));
+    TF_RETURN_IF_ERROR(GetModel(ctx, &model));
     TF_RETURN_IF_ERROR(Output(ctx, 0, {}, &id));
     TF_RETURN_IF_ERROR(Output(ctx, 1, {}, &watermark));
     TF_RETURN_IF_ERROR(Output(ctx, 2, {}, &utc_ns));
@@ -200,12 +201,8 @@ class ServedWeightsOp : public DynembOp {
 
  protected:
   absl::Status Run(tf::OpKernelContext* ctx) override {
-    TableRef ref;
-    ServedResource* served;
     std::shared_ptr<ServedModel> model;
-    size_t number;
-    TF_RETURN_IF_ERROR(GetServed(ctx, &ref, &served));
-    TF_RETURN_IF_ERROR(served->Get(&model, &number));
+    TF_RETURN_IF_ERROR(GetModel(ctx, &model));
     const std::shared_ptr<const ServedState> state = model->StateOf(StepOf(ctx));
     if (state->dense == nullptr) {
       return absl::FailedPreconditionError(

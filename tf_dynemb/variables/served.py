@@ -208,7 +208,7 @@ class ServedTable(resource.TrackableResource):  # type: ignore[misc]
         members = json.loads(file.read_text())
         path = pathlib.Path(os.path.normpath(file.parent / members["tables"]))
         # The graph of the model reads the weights or does not.
-        return Rows("copy", path, {name: members[name] for name in ("dense",) if name in members})
+        return Rows("copy", path, {"dense": True} if members.get("dense") else {})
 
     def _create_resource(self, resource_name: str = "") -> tf.Tensor:
         return _ops.library().dynemb_served_table(
