@@ -21,6 +21,7 @@ namespace {
 
 constexpr size_t kMostManifestBytes = size_t{1} << 28;
 constexpr uint64_t kMostNumber = uint64_t{1} << 62;
+constexpr std::string_view kVectorFormats[] = {"float32", "float16", "bfloat16", "int8", "int4"};
 
 bool IsId(std::string_view text) {
   return text.size() == 32 && text.find_first_not_of("0123456789abcdef") == std::string_view::npos;
@@ -157,11 +158,14 @@ void ReadShard(const std::string& file, const Json& json, const Manifest& manife
   const char* const keys = table.key_type == KeyType::kInt32    ? "<i4"
                            : table.key_type == KeyType::kUint64 ? "<u8"
                                                                 : "<i8";
-  const char* const vectors = table.dtype == DType::kFloat32   ? "<f4"
-                              : table.dtype == DType::kFloat16 ? "<f2"
-                                                               : "<u2";
+  const char* const vectors = table.format == VectorFormat::kFloat32    ? "<f4"
+                              : table.format == VectorFormat::kFloat16  ? "<f2"
+                              : table.format == VectorFormat::kBfloat16 ? "<u2"
+                              : table.format == VectorFormat::kInt8     ? "|i1"
+                                                                        : "|u1";
   read("keys", keys, SizeOf(table.key_type), shard->rows, 0);
-  read("vectors", vectors, SizeOf(table.dtype), shard->rows, table.dim);
+  read("vectors", vectors, ElementBytes(table.format), shard->rows,
+       ElementsOf(table.format, table.dim));
   if (!manifest.is_base) {
     read("deleted", keys, SizeOf(table.key_type), shard->deleted, 0);
   } else if (shard->rows < kIndexRows) {
@@ -194,6 +198,14 @@ void ReadTable(const std::string& file, const Json& json, const Manifest& manife
     table->dtype = DType::kBfloat16;
   } else if (dtype != "float32") {
     members.Fault("dtype");
+  }
+  table->format = FormatOf(table->dtype);
+  if (const std::optional<Json> rows = json.Find("vector_format"); rows && !rows->is_null()) {
+    const std::string format = members.Text("vector_format");
+    const auto* const known =
+        std::find(std::begin(kVectorFormats), std::end(kVectorFormats), format);
+    if (known == std::end(kVectorFormats)) return members.Fault("vector_format");
+    table->format = static_cast<VectorFormat>(known - kVectorFormats);
   }
   if (const std::optional<Json> history = json.Find("history"); history && !history->is_null()) {
     table->history = members.Text("history");
@@ -300,15 +312,17 @@ Status ReadManifest(const std::string& directory, Manifest* manifest) {
   if (members.Text("format") != "tf_dynemb.snapshot") members.Fault("format");
   const uint64_t version = members.Number("version", kMostNumber);
   DYNEMB_RETURN_IF_ERROR(status);
-  if (version == 3) {
-    return InvalidArgument(file + " is of version 3: the delta of an optimizer with catch_up and " +
-                           "weight_decay, which shrinks rows that it does not have. An exported " +
-                           "model does not apply such deltas: publish a dump, or export it again");
+  if (version == 3 || version == 5) {
+    return InvalidArgument(
+        file + " is of version " + std::to_string(version) + ": the delta of an optimizer with " +
+        "catch_up and weight_decay, which shrinks rows that it does not have. " +
+        "An exported model does not apply such deltas: publish a dump, or " + "export it again");
   }
-  if (version != 1 && version != 2) {
-    return InvalidArgument(file + " is of version " + std::to_string(version) +
-                           "; this tf_dynemb reads versions 1 to 2. Read it with the tf_dynemb " +
-                           "that wrote it, or a later one");
+  if (version != 1 && version != 2 && version != 4) {
+    return InvalidArgument(
+        file + " is of version " + std::to_string(version) +
+        "; this tf_dynemb reads versions 1, 2 and 4. Read it with the tf_dynemb " +
+        "that wrote it, or a later one");
   }
   DYNEMB_RETURN_IF_ERROR(CheckChecksum(file, json));
 

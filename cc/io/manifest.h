@@ -16,6 +16,7 @@
 
 #include "cc/table/status.h"
 #include "cc/table/types.h"
+#include "cc/table/vector_format.h"
 
 namespace dynemb {
 
@@ -39,7 +40,8 @@ struct TableEntry {
   std::string name;
   int64_t dim = 0;
   KeyType key_type = KeyType::kInt64;
-  DType dtype = DType::kFloat32;
+  DType dtype = DType::kFloat32;                 // of the trained table
+  VectorFormat format = VectorFormat::kFloat32;  // of the rows in these files
   std::string history;  // of which table these rows are a state; empty if unknown
   std::vector<ShardEntry> shards;
 };

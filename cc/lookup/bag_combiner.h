@@ -21,6 +21,7 @@
 #include "cc/table/codec.h"
 #include "cc/table/types.h"
 #include "cc/table/vector_buffer.h"
+#include "cc/table/vector_format.h"
 
 namespace dynemb {
 
@@ -54,14 +55,15 @@ class BagCombiner {
   }
 
   // Adds the vector of the i-th id in bag order.
-  void Add(size_t i, const char* vector) {
+  void Add(size_t i, const char* vector) { Add(i, vector, FormatOf(dtype_)); }
+  void Add(size_t i, const char* row, VectorFormat format) {
     while (i >= bag_end_) NextBag();
     if (incomplete_) return;
     const float* v;
-    if (dtype_ == DType::kFloat32) {
-      v = reinterpret_cast<const float*>(vector);
+    if (format == VectorFormat::kFloat32) {
+      v = reinterpret_cast<const float*>(row);
     } else {
-      LoadVector(dtype_, vector, dim(), loaded_.get());
+      LoadStored(format, row, dim(), loaded_.get());
       v = loaded_.get();
     }
     const size_t position = task_.bags->position(i);
@@ -161,7 +163,7 @@ class BagCombiner {
   size_t count_ = 0;
   bool incomplete_ = false;
   float* into_ = nullptr;
-  VectorBuffer loaded_;  // a 16-bit vector as float32
+  VectorBuffer loaded_;  // a row of another format as float32
   VectorBuffer sum_;     // of a bag of 16-bit vectors
   std::vector<size_t> put_aside_;
 };

@@ -3,7 +3,7 @@
 //
 //   slots   [2^log_slots] u32: 0, or 1 + the position of a key (docs/file_format.md, index)
 //   keys    [n]: the keys of rows, then deleted keys
-//   vectors [live, dim]
+//   vectors [live]: rows of the source's format (vector_format.h)
 //
 // FindRows looks up a range of keys, software-pipelined. In each source a key passes through
 // stages, each several keys behind the previous one, so that the cache misses of these keys
@@ -26,14 +26,29 @@
 #include "cc/table/find_pass.h"
 #include "cc/table/hash.h"
 #include "cc/table/unaligned.h"
+#include "cc/table/vector_format.h"
 
 namespace dynemb {
 
-// Where a key was found: the address of its vector, or kDeleted, or kUnknown.
-using Place = const char*;
-constexpr Place kUnknown = nullptr;
-inline const char kDeletedByte = 0;
-constexpr Place kDeleted = &kDeletedByte;
+// Where a key was found.
+class Place {
+ public:
+  constexpr Place() = default;  // no source has the key
+  constexpr Place(const char* row, VectorFormat format) : row_(row), format_(format) {}
+  static constexpr Place Deleted() { return Place(&kDeletedByte, VectorFormat::kFloat32); }
+
+  bool is_known() const { return row_ != nullptr; }
+  bool has_row() const { return row_ != nullptr && row_ != &kDeletedByte; }
+  // The stored vector of a key that has a row.
+  const char* row() const { return row_; }
+  VectorFormat format() const { return format_; }
+
+ private:
+  static constexpr char kDeletedByte = 0;
+
+  const char* row_ = nullptr;
+  VectorFormat format_ = VectorFormat::kFloat32;
+};
 
 struct RowSource {
   const uint32_t* slots = nullptr;
@@ -43,7 +58,8 @@ struct RowSource {
   uint32_t log_slots = 2;
   uint64_t live = 0;  // the number of rows
   uint64_t n = 0;     // the number of keys
-  size_t vector_bytes = 0;
+  VectorFormat format = VectorFormat::kFloat32;
+  size_t row_bytes = 0;
   // The files of the arrays, if they have to be verified as they are read; otherwise null.
   const VerifiedFile* slots_file = nullptr;
   const VerifiedFile* keys_file = nullptr;
@@ -56,7 +72,7 @@ struct RowFlight {
   K key;
   uint32_t entry;  // that the current source has for the key; 0 if none
   uint64_t at;     // the slot of `entry`
-  Place place;     // kUnknown until a source has the key
+  Place place;     // not known until a source has the key
 
   void Seek(const RowSource& source) {
     at = HashKey(key, source.salt) >> (64 - source.log_slots);
@@ -77,7 +93,7 @@ struct RowFlight {
   }
 
   bool Probe(const RowSource& source, bool reads) {
-    if (entry == 0 || place != kUnknown) return true;
+    if (entry == 0 || place.is_known()) return true;
     const char* const found = source.keys + (uint64_t{entry} - 1) * sizeof(K);
     if (source.keys_file != nullptr && !source.keys_file->Ensure(found, sizeof(K))) return false;
     if (LoadUnaligned<K>(found) == key) return SetPlace(source, reads);
@@ -87,7 +103,7 @@ struct RowFlight {
 
   bool Finish(const RowSource& source, bool reads) {
     // Each probe of a key finds another one, so more probes than keys mean a damaged index.
-    for (uint64_t probes = 0; entry != 0 && place == kUnknown; ++probes) {
+    for (uint64_t probes = 0; entry != 0 && !place.is_known(); ++probes) {
       if (probes > source.n || !Probe(source, reads)) return false;
     }
     return true;
@@ -95,23 +111,23 @@ struct RowFlight {
 
  private:
   bool SetPlace(const RowSource& source, bool reads) {
-    place = kDeleted;
+    place = Place::Deleted();
     if (entry > source.live) return true;
-    place = source.vectors + (uint64_t{entry} - 1) * source.vector_bytes;
+    const char* const row = source.vectors + (uint64_t{entry} - 1) * source.row_bytes;
+    place = Place(row, source.format);
     if (!reads) return true;
-    if (source.vectors_file != nullptr &&
-        !source.vectors_file->Ensure(place, source.vector_bytes)) {
+    if (source.vectors_file != nullptr && !source.vectors_file->Ensure(row, source.row_bytes)) {
       return false;
     }
-    PrefetchBytes(place, std::min(source.vector_bytes, kPrefetchMost));
+    PrefetchBytes(row, std::min(source.row_bytes, kPrefetchMost));
     return true;
   }
 };
 
 // Calls visit(i, key, place) for each i in [begin, end), in order, where key = key_at(i). The place
-// is the key's place in the first source that has the key, perhaps as kDeleted; otherwise kUnknown.
-// Returns false if a source is damaged; later keys are not visited then. If `reads` is false, the
-// caller does not read the vectors, and their blocks are not verified.
+// is that in the first source that has the key, perhaps as a deleted one. Returns false if a source
+// is damaged; later keys are not visited then. If `reads` is false, the caller does not read the
+// vectors, and their blocks are not verified.
 //
 // kSources is the number of sources if it is known at compile time, otherwise 0.
 template <size_t kSources, class K, class KeyAt, class Visit>
@@ -129,22 +145,22 @@ bool FindRows(const RowSource* sources, size_t num_sources, const KeyAt& key_at,
   const auto start = [&](size_t i) {
     RowFlight<K>& flight = ring[i % kRing];
     flight.key = key_at(i);
-    flight.place = kUnknown;
+    flight.place = Place();
     if (piped != 0) flight.Seek(sources[0]);
   };
   // Step `step` of a key in a source.
   const auto advance = [&](size_t i, size_t source, size_t step) {
     RowFlight<K>& flight = ring[i % kRing];
-    if (flight.place != kUnknown) return true;
+    if (flight.place.is_known()) return true;
     if (step == 0) return flight.Read(sources[source]);
     if (step <= kProbes) return flight.Probe(sources[source], reads);
     if (!flight.Finish(sources[source], reads)) return false;
-    if (source + 1 < piped && flight.place == kUnknown) flight.Seek(sources[source + 1]);
+    if (source + 1 < piped && !flight.place.is_known()) flight.Seek(sources[source + 1]);
     return true;
   };
   const auto finish = [&](size_t i) {
     RowFlight<K>& flight = ring[i % kRing];
-    for (size_t s = piped; s < num_sources && flight.place == kUnknown; ++s) {
+    for (size_t s = piped; s < num_sources && !flight.place.is_known(); ++s) {
       flight.Seek(sources[s]);
       if (!flight.Read(sources[s]) || !flight.Finish(sources[s], reads)) return false;
     }

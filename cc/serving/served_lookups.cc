@@ -25,10 +25,10 @@ DYNEMB_CLONES void PoolBags(const PoolTask& task, const ServedTable& table, size
   uint64_t hits = 0, misses = 0;
   const auto visit = [&](size_t i, K key, Place place) {
     RowId* const row = &task.rows[bags.position(i)];
-    if (place != kUnknown) {
+    if (place.has_row()) {
       ++hits;
       *row = 0;  // a served table has no row ids
-      return combine.Add(i, place);
+      return combine.Add(i, place.row(), place.format());
     }
     ++misses;
     *row = table.AbsentRow();
@@ -57,17 +57,20 @@ void PoolRange(const PoolTask& task, size_t begin, size_t end) {
   });
 }
 
-// The address of the vector of the id at a position. `absent` has room for one.
+// The address of the vector of the id at a position, in the table's dtype. `buffer` has room for
+// one.
 template <class K>
 const char* VectorAt(const WeightGradientTask& task, const ServedTable& table, size_t position,
-                     char* absent) {
-  const char* vector = absent;
+                     char* buffer) {
+  const char* vector = buffer;
   table.ForEach<K>([&](size_t) { return static_cast<const K*>(task.keys)[position]; }, 0, 1, true,
                    [&](size_t, K key, Place place) {
-                     if (place != kUnknown) {
-                       vector = place;
+                     if (!place.has_row()) {
+                       table.AbsentVector(key, buffer);
+                     } else if (place.format() == FormatOf(table.layout().dtype)) {
+                       vector = place.row();
                      } else {
-                       table.AbsentVector(key, absent);
+                       table.ReadVector(place, buffer);
                      }
                    });
   return vector;
@@ -92,13 +95,13 @@ class ServedLookupsImpl final : public Lookups {
     WeightGradients(exec, tasks, [](const WeightGradientTask& task, size_t begin, size_t end) {
       const ServedTable& table = TableOf(task.table);
       const RowLayout& layout = table.layout();
-      std::vector<char> absent(layout.vector_bytes());
+      std::vector<char> buffer(layout.vector_bytes());
       WeightGradientOfBags(
           task, layout.dtype, layout.dim, begin, end,
           [&](size_t position) {
             return table.options().key_type == KeyType::kInt32
-                       ? VectorAt<uint32_t>(task, table, position, absent.data())
-                       : VectorAt<uint64_t>(task, table, position, absent.data());
+                       ? VectorAt<uint32_t>(task, table, position, buffer.data())
+                       : VectorAt<uint64_t>(task, table, position, buffer.data());
           },
           table.Skips() ? task.rows : nullptr);
     });

@@ -5,6 +5,9 @@
 
 #include "cc/table/codec.h"
 #include "cc/table/copy_vector.h"
+#include "cc/table/portability.h"
+#include "cc/table/vector_buffer.h"
+#include "cc/table/vector_format.h"
 
 namespace dynemb {
 namespace {
@@ -20,6 +23,10 @@ void WithKeys(KeySpan keys, const Fn& fn) {
   } else {
     fn(keys.As<uint64_t>());
   }
+}
+
+DYNEMB_CLONES void Load(Place place, int64_t dim, float* vector) {
+  LoadStored(place.format(), place.row(), dim, vector);
 }
 
 const char* Name(KeyType type) {
@@ -105,6 +112,18 @@ void ServedTable::AbsentVector(uint64_t key, void* vector) const {
   }
 }
 
+void ServedTable::ReadVector(Place place, void* vector) const {
+  if (place.format() == FormatOf(options_.dtype)) {
+    CopyVector(vector, place.row(), layout_.vector_bytes());
+  } else if (options_.dtype == DType::kFloat32) {
+    Load(place, options_.dim, static_cast<float*>(vector));
+  } else {
+    VectorBuffer loaded(options_.dim);
+    Load(place, options_.dim, loaded.get());
+    StoreVector(options_.dtype, loaded.get(), options_.dim, vector);
+  }
+}
+
 void ServedTable::Count(uint64_t hits, uint64_t misses) const {
   counters_->hits.fetch_add(hits, std::memory_order_relaxed);
   counters_->misses.fetch_add(misses, std::memory_order_relaxed);
@@ -115,7 +134,7 @@ void ServedTable::Find(Exec& exec, KeySpan keys, Tick, RowId* rows) {
     using K = std::decay_t<decltype(*k)>;
     exec.ParallelFor(keys.size(), kGrain, [&](size_t begin, size_t end) {
       ForEach<K>([k](size_t i) { return k[i]; }, begin, end, false,
-                 [&](size_t i, K, Place place) { rows[i] = place == kUnknown ? kNoRow : 0; });
+                 [&](size_t i, K, Place place) { rows[i] = place.has_row() ? 0 : kNoRow; });
     });
   });
 }
@@ -125,7 +144,7 @@ void ServedTable::Contains(Exec& exec, KeySpan keys, bool* found) const {
     using K = std::decay_t<decltype(*k)>;
     exec.ParallelFor(keys.size(), kGrain, [&](size_t begin, size_t end) {
       ForEach<K>([k](size_t i) { return k[i]; }, begin, end, false,
-                 [&](size_t i, K, Place place) { found[i] = place != kUnknown; });
+                 [&](size_t i, K, Place place) { found[i] = place.has_row(); });
     });
   });
 }
@@ -141,8 +160,8 @@ void ServedTable::Lookup(Exec& exec, KeySpan keys, Tick, const void* default_vec
       ForEach<K>([k](size_t i) { return k[i]; }, begin, end, true,
                  [&](size_t i, K key, Place place) {
                    char* const to = out + i * bytes;
-                   if (place != kUnknown) {
-                     CopyVector(to, place, bytes);
+                   if (place.has_row()) {
+                     ReadVector(place, to);
                      rows[i] = 0;
                      return;
                    }
@@ -167,9 +186,9 @@ void ServedTable::ReadRows(Exec& exec, KeySpan keys, float* vectors, float*, boo
       ForEach<K>([k](size_t i) { return k[i]; }, begin, end, true,
                  [&](size_t i, K, Place place) {
                    float* const to = vectors + i * static_cast<size_t>(options_.dim);
-                   found[i] = place != kUnknown;
+                   found[i] = place.has_row();
                    if (found[i]) {
-                     LoadVector(options_.dtype, place, options_.dim, to);
+                     Load(place, options_.dim, to);
                    } else {
                      std::fill_n(to, options_.dim, 0.0f);
                    }

@@ -43,7 +43,8 @@ class ServedTable final : public ReadOnlyTable {
 
   // InvalidArgument names the option and its value.
   static Status Create(const ServedOptions& options, std::shared_ptr<ServedTable>* table);
-  // This table with the rows of a snapshot. DataLoss if they are not of its types.
+  // This table with the rows of a snapshot, of any formats. DataLoss if the trained table had other
+  // types.
   Status WithRows(std::shared_ptr<const TableRows> rows, std::shared_ptr<ServedTable>* table) const;
 
   const RowLayout& layout() const override { return layout_; }
@@ -70,6 +71,8 @@ class ServedTable final : public ReadOnlyTable {
   RowId AbsentRow() const { return absent_row_; }
   bool Skips() const { return absent_row_ == kSkippedRow; }
   void AbsentVector(uint64_t key, void* vector) const;
+  // The vector of a key that has a row, in the table's dtype.
+  void ReadVector(Place place, void* vector) const;
   void Count(uint64_t hits, uint64_t misses) const;
 
  private:

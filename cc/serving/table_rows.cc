@@ -1,10 +1,13 @@
 #include "cc/serving/table_rows.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "cc/io/key_index.h"
 #include "cc/table/hash.h"
+#include "cc/table/vector_buffer.h"
+#include "cc/table/vector_format.h"
 
 namespace dynemb {
 namespace {
@@ -60,7 +63,8 @@ Status TableRows::OfBase(Exec& exec, const Manifest& manifest, const TableEntry&
     s.source.salt = shard.index_salt;
     s.source.log_slots = shard.log_slots;
     s.source.live = s.source.n = shard.rows;
-    s.source.vector_bytes = made->vector_bytes();
+    s.source.format = entry.format;
+    s.source.row_bytes = StoredBytes(entry.format, entry.dim);
     if (!verify) {
       s.source.slots_file = s.slots.get();
       s.source.keys_file = s.keys.get();
@@ -84,7 +88,7 @@ Status TableRows::WithDelta(Exec& exec, const Manifest& manifest, const TableEnt
     DYNEMB_RETURN_IF_ERROR(OpenColumn(exec, manifest, shard, "keys", true, &file));
     Append(&keys, file->data(), shard.rows * key_bytes());
     DYNEMB_RETURN_IF_ERROR(OpenColumn(exec, manifest, shard, "vectors", true, &file));
-    Append(&vectors, file->data(), shard.rows * vector_bytes());
+    Append(&vectors, file->data(), shard.rows * StoredBytes(entry.format, entry.dim));
     DYNEMB_RETURN_IF_ERROR(OpenColumn(exec, manifest, shard, "deleted", true, &file));
     Append(&deleted, file->data(), shard.deleted * key_bytes());
     live += shard.rows;
@@ -93,7 +97,8 @@ Status TableRows::WithDelta(Exec& exec, const Manifest& manifest, const TableEnt
   if (!keys.empty() || !deleted.empty()) {
     Append(&keys, deleted.data(), deleted.size());
     std::shared_ptr<const Level> level;
-    DYNEMB_RETURN_IF_ERROR(MakeLevel(std::move(keys), std::move(vectors), live, &level));
+    DYNEMB_RETURN_IF_ERROR(
+        MakeLevel(std::move(keys), std::move(vectors), entry.format, live, &level));
     if (key_bytes() == 8 ? HasRepeatedKeys<uint64_t>(level->source)
                          : HasRepeatedKeys<uint32_t>(level->source)) {
       return DataLoss(manifest.directory + " is damaged: it has a key of table '" + entry.name +
@@ -132,8 +137,8 @@ Status TableRows::CountChanges(const Level& level, uint64_t* size) const {
       level.source.n, /*reads=*/false,
       [&](uint64_t i, K, Place place) {
         const bool lives = i < level.source.live;
-        if (lives && place == kUnknown) ++*size;
-        if (!lives && place != kUnknown) --*size;
+        if (lives && !place.has_row()) ++*size;
+        if (!lives && place.has_row()) --*size;
       });
   return sound ? Status() : damage();
 }
@@ -146,22 +151,24 @@ Status TableRows::DropNeedless(std::shared_ptr<const Level>* level) const {
       ForEach<K>([&source](uint64_t i) { return LoadUnaligned<K>(source.keys + i * sizeof(K)); },
                  source.live, source.n, /*reads=*/false,
                  [&](uint64_t, K key, Place place) {
-                   if (place != kUnknown)
+                   if (place.has_row()) {
                      Append(&keys, reinterpret_cast<const char*>(&key), sizeof(K));
+                   }
                  });
   if (!sound) return damage();
-  return MakeLevel(std::move(keys), (*level)->vectors, source.live, level);
+  return MakeLevel(std::move(keys), (*level)->vectors, source.format, source.live, level);
 }
 
-Status TableRows::MakeLevel(std::vector<char> keys, std::vector<char> vectors, uint64_t live,
-                            std::shared_ptr<const Level>* level) const {
+Status TableRows::MakeLevel(std::vector<char> keys, std::vector<char> vectors, VectorFormat format,
+                            uint64_t live, std::shared_ptr<const Level>* level) const {
   auto made = std::make_shared<Level>();
   made->keys = std::move(keys);
   made->vectors = std::move(vectors);
   RowSource& source = made->source;
   source.n = made->keys.size() / key_bytes();
   source.live = live;
-  source.vector_bytes = vector_bytes();
+  source.format = format;
+  source.row_bytes = StoredBytes(format, entry_.dim);
   while ((uint64_t{1} << source.log_slots) < 2 * source.n) ++source.log_slots;
   if (source.n >= 0xFFFFFFFF) {
     return InvalidArgument("the deltas of table '" + entry_.name + "' have " +
@@ -177,40 +184,56 @@ Status TableRows::MakeLevel(std::vector<char> keys, std::vector<char> vectors, u
   return Status();
 }
 
+void TableRows::AppendRows(const RowSource& from, uint64_t begin, uint64_t end, VectorFormat format,
+                           std::vector<char>* rows) const {
+  const char* const first = from.vectors + begin * from.row_bytes;
+  if (format == from.format) return Append(rows, first, (end - begin) * from.row_bytes);
+  const size_t bytes = StoredBytes(format, entry_.dim);
+  size_t at = rows->size();
+  rows->resize(at + (end - begin) * bytes);
+  VectorBuffer vector(entry_.dim);
+  for (uint64_t i = begin; i < end; ++i, at += bytes) {
+    LoadStored(from.format, from.vectors + i * from.row_bytes, entry_.dim, vector.get());
+    memcpy(rows->data() + at, vector.get(), bytes);
+  }
+}
+
 template <class K>
 void TableRows::AppendMissing(const Level& from, uint64_t begin, uint64_t end, const Level& lacks,
-                              std::vector<char>* keys, std::vector<char>* vectors) const {
+                              VectorFormat format, std::vector<char>* keys,
+                              std::vector<char>* vectors) const {
   FindRows<1, K>(
       &lacks.source, 1,
       [&from](uint64_t i) { return LoadUnaligned<K>(from.keys.data() + i * sizeof(K)); }, begin,
       end, /*reads=*/false,
       [&](uint64_t i, K key, Place place) {
-        if (place != kUnknown) return;
+        if (place.is_known()) return;
         Append(keys, reinterpret_cast<const char*>(&key), sizeof(K));
-        if (vectors == nullptr) return;
-        Append(vectors, from.vectors.data() + i * vector_bytes(), vector_bytes());
+        if (vectors != nullptr) AppendRows(from.source, i, i + 1, format, vectors);
       });
 }
 
 Status TableRows::Merge(const Level& older, const Level& newer,
                         std::shared_ptr<const Level>* merged) const {
+  const VectorFormat format =
+      older.source.format == newer.source.format ? newer.source.format : VectorFormat::kFloat32;
   const auto append = [&](uint64_t begin, uint64_t end, std::vector<char>* keys,
                           std::vector<char>* vectors) {
     if (key_bytes() == 8) {
-      AppendMissing<uint64_t>(older, begin, end, newer, keys, vectors);
+      AppendMissing<uint64_t>(older, begin, end, newer, format, keys, vectors);
     } else {
-      AppendMissing<uint32_t>(older, begin, end, newer, keys, vectors);
+      AppendMissing<uint32_t>(older, begin, end, newer, format, keys, vectors);
     }
   };
   std::vector<char> keys, vectors;
   append(0, older.source.live, &keys, &vectors);
   Append(&keys, newer.keys.data(), newer.source.live * key_bytes());
-  Append(&vectors, newer.vectors.data(), newer.vectors.size());
+  AppendRows(newer.source, 0, newer.source.live, format, &vectors);
   const uint64_t live = keys.size() / key_bytes();
   append(older.source.live, older.source.n, &keys, nullptr);
   Append(&keys, newer.keys.data() + newer.source.live * key_bytes(),
          (newer.source.n - newer.source.live) * key_bytes());
-  return MakeLevel(std::move(keys), std::move(vectors), live, merged);
+  return MakeLevel(std::move(keys), std::move(vectors), format, live, merged);
 }
 
 uint64_t TableRows::slots() const {

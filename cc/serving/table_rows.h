@@ -7,7 +7,8 @@
 // Levels. A level has the rows and the deleted keys of one or more deltas. It is newer than all
 // levels before it. A new level is merged with earlier levels that are less than kGrowth times as
 // large, so that a key is looked up in few levels and copied few times, for any number and size of
-// deltas (tf_dynemb/serving/overlay.py does the same).
+// deltas (tf_dynemb/serving/overlay.py does the same). If two levels have rows of different
+// formats, what they are merged to has rows of float32.
 #ifndef DYNEMB_SERVING_TABLE_ROWS_H_
 #define DYNEMB_SERVING_TABLE_ROWS_H_
 
@@ -37,7 +38,6 @@ class TableRows {
 
   const TableEntry& entry() const { return entry_; }
   size_t key_bytes() const { return SizeOf(entry_.key_type); }
-  size_t vector_bytes() const { return static_cast<size_t>(entry_.dim) * SizeOf(entry_.dtype); }
 
   // The number of keys; the slots of all indexes; bytes of mapped files, and of the levels.
   uint64_t size() const { return size_; }
@@ -46,9 +46,9 @@ class TableRows {
   uint64_t level_bytes() const;
 
   // Calls visit(i, key, place) for each i in [begin, end), in order, where key = key_at(i), and the
-  // place is the address of the key's vector, or kUnknown if it has no row. Returns false if a file
-  // is damaged; later keys are not visited then. `reads`: whether the visitor reads the vectors;
-  // otherwise their blocks are not verified.
+  // place has a row if the key has one. Returns false if a file is damaged; later keys are not
+  // visited then. `reads`: whether the visitor reads the vectors; otherwise their blocks are not
+  // verified.
   template <class K, class KeyAt, class Visit>
   bool ForEach(const KeyAt& key_at, size_t begin, size_t end, bool reads, const Visit& visit) const;
 
@@ -71,14 +71,18 @@ class TableRows {
   };
 
   // A level of these rows and deleted keys. InvalidArgument if they are too many for an index.
-  Status MakeLevel(std::vector<char> keys, std::vector<char> vectors, uint64_t live,
-                   std::shared_ptr<const Level>* level) const;
+  Status MakeLevel(std::vector<char> keys, std::vector<char> vectors, VectorFormat format,
+                   uint64_t live, std::shared_ptr<const Level>* level) const;
   Status Merge(const Level& older, const Level& newer, std::shared_ptr<const Level>* merged) const;
-  // Appends the keys [begin, end) of `from` that `lacks` does not have, and their vectors if
-  // `vectors` is not null.
+  // Appends the keys [begin, end) of `from` that `lacks` does not have, and their vectors in a
+  // format if `vectors` is not null.
   template <class K>
   void AppendMissing(const Level& from, uint64_t begin, uint64_t end, const Level& lacks,
-                     std::vector<char>* keys, std::vector<char>* vectors) const;
+                     VectorFormat format, std::vector<char>* keys,
+                     std::vector<char>* vectors) const;
+  // Appends the rows [begin, end) of `from` in a format.
+  void AppendRows(const RowSource& from, uint64_t begin, uint64_t end, VectorFormat format,
+                  std::vector<char>* rows) const;
   template <class K>
   Status CountChanges(const Level& level, uint64_t* size) const;
   // Removes the deleted keys of the lowest level that the base does not have.
@@ -101,10 +105,7 @@ bool TableRows::ForEach(const KeyAt& key_at, size_t begin, size_t end, bool read
   if (levels_.empty() && sources_.size() == 1) {
     return FindRows<1, K>(sources, 1, key_at, begin, end, reads, visit);
   }
-  return FindRows<0, K>(sources, sources_.size(), key_at, begin, end, reads,
-                        [&visit](size_t i, K key, Place place) {
-                          visit(i, key, place == kDeleted ? kUnknown : place);
-                        });
+  return FindRows<0, K>(sources, sources_.size(), key_at, begin, end, reads, visit);
 }
 
 }  // namespace dynemb

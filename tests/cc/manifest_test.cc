@@ -353,7 +353,7 @@ TEST_F(ManifestTest, Versions) {
   parts.shard.erase("index_salt");  // version 1 has none
   ExpectRead(parts.Text());
   EXPECT_EQ(manifest_.tables[0].shards[0].index_salt, 0u);
-  for (const char* version : {"0", "3", "4", "1000"}) {
+  for (const char* version : {"0", "3", "5", "6", "1000"}) {
     parts.root["version"] = version;
     const Status status = Read(parts.Text());
     EXPECT_EQ(status.code(), Code::kInvalidArgument);

@@ -45,7 +45,9 @@ ServedOptions OptionsOf(const TestTable& table) {
 // A table with the rows of snapshots, and a model of them: the number of each key.
 class World {
  public:
-  explicit World(TestTable shape, bool verify = true) : shape_(std::move(shape)), verify_(verify) {
+  // `formats`: those of the snapshots, in turns.
+  explicit World(TestTable shape, bool verify = true, std::vector<std::string> formats = {})
+      : shape_(std::move(shape)), verify_(verify), formats_(std::move(formats)) {
     const Status status = ServedTable::Create(OptionsOf(shape_), &options_);
     EXPECT_TRUE(status.ok()) << status.message();
   }
@@ -60,6 +62,7 @@ class World {
     table.shards.resize(shards);
     for (const auto& [key, number] : rows) table.shards[key % shards].rows[key] = number;
     for (const uint64_t key : deleted) table.shards[key % shards].deleted.push_back(key);
+    if (!formats_.empty()) table.format = formats_[number_ % formats_.size()];
     snapshot.tables.push_back(table);
     directory_ = snapshot.Publish(folder_.path());
     for (const auto& [key, number] : rows) model_[key] = number;
@@ -129,6 +132,7 @@ class World {
   const Folder folder_;
   TestTable shape_;
   bool verify_;
+  std::vector<std::string> formats_;
   std::string directory_;
   Rows rows_;
   std::shared_ptr<ServedTable> options_, table_;
@@ -144,11 +148,12 @@ TestTable Shape(KeyType key_type, DType dtype, int64_t dim) {
   return shape;
 }
 
-std::map<uint64_t, float> RandomRows(KeyType type, size_t n, std::mt19937_64* random) {
+std::map<uint64_t, float> RandomRows(KeyType type, size_t n, std::mt19937_64* random,
+                                     uint64_t most = 1000) {
   std::map<uint64_t, float> rows;
   for (size_t i = 0; i < n; ++i) {
     // Integers that float16 has, too.
-    rows[KeyAt(type, (*random)() % kKeys)] = static_cast<float>((*random)() % 1000);
+    rows[KeyAt(type, (*random)() % kKeys)] = static_cast<float>((*random)() % most);
   }
   return rows;
 }
@@ -170,6 +175,30 @@ TEST(ServedTable, RandomDeltasMatchTheModel) {
           if (changed.count(key) == 0) keys.push_back(key);
         }
         const Status status = world.Apply(changed, keys, 1 + random() % 3);
+        ASSERT_TRUE(status.ok()) << status.message();
+        world.ExpectModel(&random);
+      }
+    }
+  }
+}
+
+// Bases and deltas of different formats; levels of one format, and of several, are merged.
+TEST(ServedTable, VectorFormats) {
+  std::mt19937_64 random(11);
+  const std::vector<std::vector<std::string>> turns = {
+      {"int8"}, {"int4"}, {"int8", ""}, {"", "int4", "int8"}, {"int4", "int8", "int8", ""}};
+  for (const auto& formats : turns) {
+    for (const DType dtype : {DType::kFloat32, DType::kFloat16}) {
+      World world(Shape(KeyType::kInt64, dtype, 1 + static_cast<int64_t>(random() % 15)), true,
+                  formats);
+      ASSERT_TRUE(world.Apply(RandomRows(KeyType::kInt64, 150, &random, 100), {}, 2).ok());
+      world.ExpectModel(&random);
+      for (int step = 0; step < (kSanitized ? 6 : 15); ++step) {
+        const size_t rows = random() % (step % 5 == 0 ? 100 : 5);
+        const auto changed = RandomRows(KeyType::kInt64, rows, &random, 100);
+        const uint64_t gone = KeyAt(KeyType::kInt64, random() % kKeys);
+        const std::vector<uint64_t> deleted(changed.count(gone) == 0 ? 1 : 0, gone);
+        const Status status = world.Apply(changed, deleted, 1 + random() % 3);
         ASSERT_TRUE(status.ok()) << status.message();
         world.ExpectModel(&random);
       }

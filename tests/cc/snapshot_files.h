@@ -9,6 +9,7 @@
 
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -43,6 +44,9 @@ struct TestTable {
   int64_t dim = 4;
   KeyType key_type = KeyType::kInt64;
   DType dtype = DType::kFloat32;
+  // "int8" or "int4" of dim 15 and less, and numbers below 100: the vectors are in this format,
+  // with the scale 1. Otherwise in the dtype.
+  std::string format;
   std::vector<TestShard> shards;
   uint64_t history = 0;  // 0: none
 };
@@ -99,6 +103,25 @@ inline std::string Sealed(Members root) {
   const std::string text = Object(root);
   root["crc32c"] = Quoted(Hex(Crc32c(0, text.data(), text.size())));
   return Object(root);
+}
+
+// A row of integers in a format, with the scale 1; see TestTable.
+inline std::string Quantized(const std::string& format, const std::vector<float>& vector) {
+  const uint16_t one = 0x3C00;
+  std::string row;
+  if (format == "int8") {
+    for (const float value : vector) row += static_cast<char>(value);
+  } else {
+    row.resize((vector.size() + 1) / 2);
+    for (size_t d = 0; d < vector.size(); ++d) {
+      row[d / 2] = static_cast<char>(row[d / 2] | static_cast<int>(d) << (d % 2 * 4));
+    }
+  }
+  row.append(reinterpret_cast<const char*>(&one), sizeof(one));
+  if (format == "int8") return row;
+  uint16_t bias;
+  StoreVector(DType::kFloat16, vector.data(), 1, &bias);
+  return row.append(reinterpret_cast<const char*>(&bias), sizeof(bias));
 }
 
 struct Snapshot {
@@ -168,21 +191,30 @@ struct Snapshot {
     for (const auto& [key, number] : shard.rows) {
       keys.append(reinterpret_cast<const char*>(&key), key_bytes);
       for (size_t d = 0; d < vector.size(); ++d) vector[d] = number + static_cast<float>(d);
-      StoreVector(table.dtype, vector.data(), table.dim, row.data());
-      vectors += row;
+      if (table.format.empty()) {
+        StoreVector(table.dtype, vector.data(), table.dim, row.data());
+        vectors += row;
+      } else {
+        vectors += Quantized(table.format, vector);
+      }
     }
     for (const uint64_t key : shard.deleted) {
       deleted.append(reinterpret_cast<const char*>(&key), key_bytes);
     }
-    const std::string elements = table.dtype == DType::kFloat32   ? "<f4"
+    const std::string elements = table.format == "int8"           ? "|i1"
+                                 : table.format == "int4"         ? "|u1"
+                                 : table.dtype == DType::kFloat32 ? "<f4"
                                  : table.dtype == DType::kFloat16 ? "<f2"
                                                                   : "<u2";
+    const int64_t width = table.format == "int8"   ? table.dim + 2
+                          : table.format == "int4" ? (table.dim + 1) / 2 + 4
+                                                   : table.dim;
     Members files = {
         {"keys",
          Column(directory, prefix + ".keys.npy", Npy(descr, std::to_string(n) + ",", keys))},
         {"vectors",
          Column(directory, prefix + ".vectors.npy",
-                Npy(elements, std::to_string(n) + ", " + std::to_string(table.dim), vectors))}};
+                Npy(elements, std::to_string(n) + ", " + std::to_string(width), vectors))}};
     Members members = {{"rows", std::to_string(n)},
                        {"deleted", std::to_string(shard.deleted.size())},
                        {"index_salt", "0"}};
@@ -234,10 +266,14 @@ struct Snapshot {
                   {"dimension", std::to_string(table.dim)},
                   {"key_type", Quoted(key_type)},
                   {"dtype", Quoted(dtype)},
+                  {"vector_format", table.format.empty() ? "null" : Quoted(table.format)},
                   {"history", table.history == 0 ? "null" : Quoted(IdOf(table.history))},
                   {"shards", Array(shards)}}));
     }
     Members root = Root();
+    const bool quantized = std::any_of(
+        tables.begin(), tables.end(), [](const TestTable& table) { return !table.format.empty(); });
+    if (quantized) root["version"] = "4";
     root["tables"] = Array(entries);
     if (!dense.empty()) {
       Members file = File(directory, "dense.r0.weights.safetensors", dense);

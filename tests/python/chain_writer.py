@@ -11,13 +11,13 @@ import numpy as np
 from tf_dynemb.storage import Publication
 from tf_dynemb.storage.safetensors import Array
 from tf_dynemb.storage.table_entry import (
-    DTYPES,
     KEY_TYPES,
     InitializerEntry,
     Shard,
     StateEntry,
     TableEntry,
 )
+from tf_dynemb.storage.vector_format import FORMATS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +47,8 @@ class Form:
     dtype: str = "float32"
     state_width: int = 0
     history: str | None = None
+    evict_strategy: str | None = None
+    vector_format: str | None = None  # of the vectors of rows, which are then in it
 
 
 def publish(
@@ -81,7 +83,8 @@ def publish(
 
                 column("keys", keys, key_type)
                 vectors = [row.vector for row in rows]
-                column("vectors", vectors, DTYPES[form.dtype], (form.dimension,))
+                stored = FORMATS[form.vector_format or form.dtype]
+                column("vectors", vectors, stored.dtype, (stored.width(form.dimension),))
                 if form.state_width:
                     states = [row.state for row in rows]
                     column("state", states, np.float32, (form.state_width,))
@@ -116,4 +119,6 @@ def _entry(name: str, form: Form, shards: list[Shard]) -> TableEntry:
         state,
         tuple(shards),
         history=form.history,
+        evict_strategy=form.evict_strategy,
+        vector_format=form.vector_format,
     )

@@ -111,7 +111,7 @@ def refusal(directory):
     except DataLossError as error:
         return str(error), None
     except ValueError as error:
-        assert "reads versions 1 to 3" in str(error)  # noqa: PT017
+        assert "reads versions 1 to 5" in str(error)  # noqa: PT017
         return str(error), None
 
 

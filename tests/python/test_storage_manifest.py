@@ -23,12 +23,12 @@ def test_manifest_is_as_documented(tmp_path):
     members = json.loads(text)
     assert " ".join(members) == (
         "format version kind id parent since watermark watermark_utc_ns world_size "
-        "writer block_bytes optimizer tables continues after dense extra crc32c"
+        "writer block_bytes optimizer tables continues after dense extra copy crc32c"
     )
     (table,) = members["tables"]
     assert " ".join(table) == (
         "name dimension key_type dtype seed initializer state shards default_vector padding_id "
-        "string_hash evict_strategy ttl_clock admission_lines history"
+        "string_hash evict_strategy ttl_clock admission_lines history vector_format"
     )
     (shard,) = table["shards"]
     assert " ".join(shard) == (
@@ -94,8 +94,8 @@ def test_delta_continues_only_its_parent(tmp_path):
 
 def test_unknown_version_is_refused(tmp_path):
     snapshot = helpers.publish(tmp_path)
-    text = rewrite(snapshot, lambda members: members.update(version=4))
-    with pytest.raises(ValueError, match=r"F is of version 4; .* reads versions 1 to 3") as caught:
+    text = rewrite(snapshot, lambda members: members.update(version=6))
+    with pytest.raises(ValueError, match=r"F is of version 6; .* reads versions 1 to 5") as caught:
         Manifest.from_json(text, "F")
     assert not isinstance(caught.value, DataLossError)
 

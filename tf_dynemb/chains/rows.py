@@ -1,5 +1,6 @@
 """The rows of a table after all snapshots of a chain, with every column; the columns stay on disk.
 
+Vectors are in the format of the base, also those of deltas with another one.
 Only the keys of deltas are kept in memory.
 """
 
@@ -16,10 +17,12 @@ from tf_dynemb.serving.keys import Keys
 from tf_dynemb.serving.overlay import Overlay, push
 from tf_dynemb.serving.table import Schema
 from tf_dynemb.storage import Chain, Change, DataLossError, Shard, Snapshot, TableEntry, key_index
+from tf_dynemb.storage.vector_format import convert, decode
 
 # Rows per iteration.
 CHUNK = 1 << 16
 
+_NO_CHANGE = Change()
 _ABSENT = -1
 _DELETED = -2
 
@@ -35,6 +38,7 @@ class Source:
     shard: Shard
     change: Change
     steps: tuple[float, ...]
+    stored_as: str  # the format of vectors that `rows` returns
 
     def column(self, name: str) -> npt.NDArray[Any]:
         """A column of the shard."""
@@ -44,8 +48,9 @@ class Source:
         """A column of some rows, as they are after all steps of the chain."""
         values = np.asarray(self.column(name)[positions])
         if name == "vectors" and self.change.log_decay:
-            schema = Schema.of(self.table)
-            values = schema.rounded(schema.widened(values) * self.change.decay)
+            values = decode(values, self.table.dimension) * self.change.decay
+        if name == "vectors":
+            values = convert(values, self.table.dimension, self.stored_as)
         if name == "state" and self.steps and self.table.state is not None:
             values = self.change.state(values, self.table.state.widths, self.steps)
         return values
@@ -70,6 +75,7 @@ class TableRows:
     Attributes:
         entry: the table's entry in the base.
         sources: the shards that contain its rows, in order of publication.
+        size: the number of its rows.
 
     Raises:
         ValueError: there is no base; or a delta has the table in another form than the base; or a
@@ -84,18 +90,18 @@ class TableRows:
         last_steps = [each.steps for each in chain.last.manifest.tables if each.name == name]
         self._steps = last_steps[0] if last_steps else ()
         self.sources = [
-            Source(chain.base, self.entry, shard, changes[0], self._steps)
-            for shard in self.entry.shards
+            self._source(chain.base, self.entry, shard, changes[0]) for shard in self.entry.shards
         ]
         self._base = [
             (np.asarray(source.column("keys")), _index(source), source.shard.index_salt)
             for source in self.sources
         ]
         self._levels: tuple[Overlay, ...] = ()
+        self.size = sum(shard.rows for shard in self.entry.shards)
         for delta, change in zip(chain.deltas, changes[1:], strict=True):
             for entry in delta.manifest.tables:
                 if entry.name == name:
-                    self._add(delta, entry, change)
+                    self.add(delta, entry, change)
 
     def blocks(self, rank: int | None = None) -> Iterator[Block]:
         """Yields all rows, or the rows in a rank's shards, from 1 to `CHUNK` at a time."""
@@ -124,7 +130,14 @@ class TableRows:
             values[here] = self.sources[number].rows(column, places[here, 1])
         return values
 
-    def _add(self, delta: Snapshot, entry: TableEntry, change: Change) -> None:
+    def add(self, delta: Snapshot, entry: TableEntry, change: Change = _NO_CHANGE) -> None:
+        """Adds the rows of a delta; raises ValueError if it has the table in another form.
+
+        Args:
+            delta: the delta that follows the last snapshot.
+            entry: the table in it.
+            change: what steps after the delta have done to its rows.
+        """
         if (Schema.of(entry), entry.state) != (Schema.of(self.entry), self.entry.state):
             # load() accepts it if only the state differs, because rows can start with fresh state.
             # One table of all rows cannot contain both kinds of state.
@@ -140,7 +153,7 @@ class TableRows:
             )
         keys, places, deleted = [], [], []
         for shard in entry.shards:
-            source = Source(delta, entry, shard, change, self._steps)
+            source = self._source(delta, entry, shard, change)
             place = np.empty((shard.rows, 2), np.int64)
             place[:, 0] = len(self.sources)
             place[:, 1] = np.arange(shard.rows)
@@ -150,7 +163,14 @@ class TableRows:
             deleted.append(source.column("deleted"))
         if keys:
             level = Overlay.of(*(np.asarray(np.concatenate(c)) for c in (keys, places, deleted)))
+            self.size += int((~self.contains(level.live)).sum())
+            self.size -= int(self.contains(level.deleted).sum())
             self._levels = push(self._levels, level, lambda k: self._base_places(k)[:, 0] >= 0)
+
+    def _source(
+        self, snapshot: Snapshot, entry: TableEntry, shard: Shard, change: Change
+    ) -> Source:
+        return Source(snapshot, entry, shard, change, self._steps, self.entry.stored_as)
 
     def _places(self, keys: Keys) -> Positions:
         """Returns [n, 2]: the source's number, below 0 if there is no row, and the position."""

@@ -65,7 +65,7 @@ def _snapshots(path: pathlib.Path) -> list[dict[str, Any]]:
 def _show(snapshots: list[dict[str, Any]]) -> None:
     columns = ("kind", "id", "since", "watermark", "time", "bytes")
     print(aligned([columns, *([s[column] for column in columns] for s in snapshots)]))
-    members = ("name", "rows", "deleted", "dim", "keys", "dtype", "state", "ranks")
+    members = ("name", "rows", "deleted", "dim", "keys", "vector_format", "state", "ranks")
     for snapshot in snapshots:
         print(f"\n{snapshot['directory']}")
         tables = ([_short(table[member]) for member in members] for table in snapshot["tables"])
@@ -140,6 +140,7 @@ def _table(table: TableEntry) -> dict[str, Any]:
         "dim": table.dimension,
         "keys": table.key_type,
         "dtype": table.dtype,
+        "vector_format": table.stored_as,
         "state": state,
         "ranks": len(table.shards),
         "bytes": _bytes(table),

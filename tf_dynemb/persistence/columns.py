@@ -18,6 +18,7 @@ import tqdm
 from tf_dynemb import _ops, communicator, storage
 from tf_dynemb.parallel import ownership
 from tf_dynemb.storage import key_index
+from tf_dynemb.storage.vector_format import decode
 from tf_dynemb.tables.batches import (
     NEW_SCORES,
     NO_STATE,
@@ -238,7 +239,7 @@ def load_rows(
             state = snapshot.column(name, "state", shard.rank) if with_state else None
             for selected, keys in owned_rows(table, shard.rows, entry.state_width, read_keys):
                 packed, updates, accesses = (column[selected] for column in columns)
-                vectors = from_bits(packed, entry.dtype)
+                vectors = as_tensor(packed, entry)
                 if change.log_decay:
                     vectors = tf.cast(vectors, tf.float32) * change.decay
                 states = NO_STATE if state is None else state[selected]
@@ -257,6 +258,13 @@ def load_rows(
                 batches += 1
                 bar.update(len(keys))
     return batches
+
+
+def as_tensor(rows: npt.NDArray[Any], entry: storage.TableEntry) -> tf.Tensor:
+    """Returns stored vectors [n, width] as a tensor [n, dimension] of a dtype that holds them."""
+    if entry.vector_format is None:
+        return from_bits(rows, entry.dtype)
+    return tf.constant(decode(rows, entry.dimension))
 
 
 def erase(snapshot: storage.Snapshot, name: str, handle: tf.Tensor, key_type: tf.DType) -> int:

@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from tf_dynemb import storage
 from tf_dynemb.parallel import ownership
-from tf_dynemb.persistence.columns import build_index
-from tf_dynemb.tables.cut import bits, from_bits
+from tf_dynemb.persistence.columns import as_tensor, build_index
+from tf_dynemb.tables.cut import bits
 
 
 def write_static(
@@ -69,7 +69,8 @@ def read_static(snapshot: storage.Snapshot, name: str, variable: tf.Variable) ->
         ValueError: the keys are not the numbers of its rows.
     """
     _, entry = snapshot.manifest.table(name)
-    value = np.empty(variable.shape, storage.table_entry.DTYPES[entry.dtype])
+    stored = entry.row_columns["vectors"]
+    value = np.empty([variable.shape[0], *stored[1]], stored[0])
     missing = np.ones(len(value), np.bool_)
     rows = variable.global_shape[0]
     for shard in entry.shards:
@@ -87,4 +88,4 @@ def read_static(snapshot: storage.Snapshot, name: str, variable: tf.Variable) ->
         missing[positions] = False
     if missing.any():
         raise ValueError(f"table {name!r} lacks rows of {variable.name!r} on disk.")
-    return tf.cast(from_bits(value, entry.dtype), variable.dtype)
+    return tf.cast(as_tensor(value, entry), variable.dtype)

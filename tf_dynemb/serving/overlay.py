@@ -71,7 +71,10 @@ class Overlay:
 
 
 def push(
-    levels: tuple[Overlay, ...], level: Overlay, beneath: Callable[[Keys], npt.NDArray[np.bool_]]
+    levels: tuple[Overlay, ...],
+    level: Overlay,
+    beneath: Callable[[Keys], npt.NDArray[np.bool_]],
+    join: Callable[[list[npt.NDArray[Any]]], npt.NDArray[Any]] = np.concatenate,
 ) -> tuple[Overlay, ...]:
     """Returns the levels with a newer one on top; levels of similar size are merged.
 
@@ -80,9 +83,10 @@ def push(
         level: the newer level.
         beneath: returns which keys are in the table beneath all levels. The lowest level needs to
             record deletions of these keys only.
+        join: concatenates the rows of levels.
     """
     while levels and len(levels[-1].keys) < GROWTH * len(level.keys):
-        level = _merge(levels[-1], level)
+        level = _merge(levels[-1], level, join)
         levels = levels[:-1]
     if not levels and len(level.deleted):
         deleted = level.deleted[beneath(level.deleted)]
@@ -90,7 +94,9 @@ def push(
     return (*levels, level) if len(level.keys) else levels
 
 
-def _merge(older: Overlay, newer: Overlay) -> Overlay:
+def _merge(
+    older: Overlay, newer: Overlay, join: Callable[[list[npt.NDArray[Any]]], npt.NDArray[Any]]
+) -> Overlay:
     kept = newer.lacks(older.live)
     decays = None
     if older.decays is not None or newer.decays is not None:
@@ -101,7 +107,7 @@ def _merge(older: Overlay, newer: Overlay) -> Overlay:
         decays = np.concatenate([before[kept], after])
     return Overlay.of(
         np.concatenate([older.live[kept], newer.live]),
-        np.concatenate([older.rows[kept], newer.rows]),
+        join([older.rows[kept], newer.rows]),
         np.concatenate([older.deleted[newer.lacks(older.deleted)], newer.deleted]),
         decays,
     )

@@ -17,10 +17,9 @@ from tf_dynemb.serving.keys import Keys, as_keys
 from tf_dynemb.serving.overlay import Overlay, push
 from tf_dynemb.serving.unknown_keys import UnknownKeys
 from tf_dynemb.storage import Change, DataLossError, Snapshot, TableEntry, key_index
-from tf_dynemb.storage.table_entry import DTYPES, KEY_TYPES
+from tf_dynemb.storage.table_entry import KEY_TYPES
+from tf_dynemb.storage.vector_format import Rows, Vectors, decode, encode, join
 
-Vectors = npt.NDArray[np.float32]
-Rows = npt.NDArray[Any]
 Mask = npt.NDArray[np.bool_]
 Decays = npt.NDArray[np.float64]
 
@@ -48,18 +47,12 @@ class Schema:
         return KEY_TYPES[self.key_type]
 
     def widened(self, rows: Rows) -> Vectors:
-        """Converts stored vectors to float32; bfloat16 vectors are stored as their bits."""
-        if self.dtype == "bfloat16":
-            return (rows.astype(np.uint32) << np.uint32(16)).view(np.float32)
-        return rows.astype(np.float32, copy=False)
+        """Converts stored vectors of any format to float32."""
+        return decode(rows, self.dimension)
 
     def rounded(self, vectors: Vectors) -> Rows:
-        """Rounds float32 to the stored dtype, to nearest even; the inverse of `widened`."""
-        if self.dtype != "bfloat16":
-            return vectors.astype(DTYPES[self.dtype], copy=False)
-        bits = vectors.view(np.uint32)
-        odd = (bits >> np.uint32(16)) & np.uint32(1)
-        return ((bits + np.uint32(0x7FFF) + odd) >> np.uint32(16)).astype(np.uint16)
+        """Rounds float32 to the table's dtype, to nearest even; the inverse of `widened`."""
+        return encode(vectors, self.dtype)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -68,7 +61,7 @@ class Shard:
 
     Attributes:
         keys: [rows].
-        rows: [rows, dimension], the vectors as they are stored.
+        rows: [rows, width], the vectors as they are stored.
         index: the index of `keys`.
         salt: the salt of the index.
     """
@@ -149,7 +142,8 @@ class Table:
         )
         if not entry.shards:
             return changed
-        keys, rows, deleted = (np.asarray(np.concatenate(c)) for c in columns.values())
+        keys, deleted = (np.asarray(np.concatenate(columns[c])) for c in ("keys", "deleted"))
+        rows = self._joined(columns["vectors"])
         decays = np.full(keys.size, log_decay) if log_decay else None
         level = Overlay.of(keys, rows, deleted, decays)
         if (level.find(level.keys) != np.arange(level.keys.size)).any():
@@ -157,7 +151,7 @@ class Table:
                 f"{snapshot.directory} is damaged: it has a key of table {entry.name!r} twice."
             )
         size = self.size + int((~self.contains(keys)).sum()) - int(self.contains(deleted).sum())
-        levels = push(self.levels, level, self._base_contains)
+        levels = push(self.levels, level, self._base_contains, self._joined)
         return dataclasses.replace(changed, levels=levels, size=size)
 
     def as_keys(self, keys: npt.ArrayLike) -> Keys:
@@ -207,6 +201,9 @@ class Table:
                     vectors = self.schema.widened(np.asarray(rows[begin : begin + chunk])[kept])
                     since = decays if decays is None else decays[begin : begin + chunk][kept]
                     yield chunk_keys[kept], self._decayed(vectors, since)
+
+    def _joined(self, parts: list[Rows]) -> Rows:
+        return join(parts, self.schema.dimension)
 
     def _base_contains(self, keys: Keys) -> Mask:
         return self._in_chunks(self._read_base, keys)

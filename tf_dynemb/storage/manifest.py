@@ -28,7 +28,7 @@ from tf_dynemb.storage.table_entry import (
 FORMAT = "tf_dynemb.snapshot"
 # Version 1 has no salts for indexes. Version 3 is for deltas which change the vectors of rows that
 # they do not have (steps.py).
-VERSIONS = (1, 2, 3)
+VERSIONS = (1, 2, 3, 4, 5)
 
 KINDS = ("base", "delta")
 DENSE_PARTS = ("weights", "training")
@@ -61,7 +61,8 @@ class DenseFile(ColumnFile):
 class Manifest:
     """The content of MANIFEST.json, except its format, version and checksum.
 
-    `dense` and `extra` can be missing in the file. `extra` is an object of the user.
+    `dense`, `extra` and `copy` can be missing in the file. `extra` is an object of the user. `copy`
+    has the arguments of `publish` with which a served copy was made.
     """
 
     kind: str
@@ -79,6 +80,7 @@ class Manifest:
     after: tuple[str, ...] = ()
     dense: tuple[DenseFile, ...] = ()
     extra: Mapping[str, Any] | None = None
+    copy: Mapping[str, Any] | None = None
 
     @property
     def files_of_ranks(self) -> list[tuple[ColumnFile, int]]:
@@ -96,7 +98,9 @@ class Manifest:
 
     def to_json(self) -> str:
         """Returns the file's text, with a checksum; raises ValueError if JSON cannot express it."""
-        version = 3 if any(decays(table.steps) for table in self.tables) else VERSION
+        version = VERSION
+        version += any(decays(table.steps) for table in self.tables)
+        version += 2 * any(table.vector_format is not None for table in self.tables)
         members = {"format": FORMAT, "version": version, **dataclasses.asdict(self)}
         members = json.loads(json.dumps(members, allow_nan=False))  # keys are strings from here on
         members["crc32c"] = f"{checksum_of(members):08x}"
@@ -195,7 +199,8 @@ def _manifest(members: Fields, version: int) -> Manifest:
         continues=_ids(members, "continues", base),
         after=_ids(members, "after", base),
         dense=_dense(members, world_size, block_bytes),
-        extra=_extra(members),
+        extra=_object(members, "extra"),
+        copy=_object(members, "copy"),
     )
     files = [file.file for file, _ in manifest.files_of_ranks]
     members.require(len(set(files)) == len(files), "tables", "has a file twice")
@@ -219,10 +224,10 @@ def _dense(members: Fields, world_size: int, block_bytes: int) -> tuple[DenseFil
     return tuple(files)
 
 
-def _extra(members: Fields) -> Mapping[str, Any] | None:
-    if members.members.get("extra") is None:
+def _object(members: Fields, name: str) -> Mapping[str, Any] | None:
+    if members.members.get(name) is None:
         return None
-    return members.object("extra").members
+    return members.object(name).members
 
 
 def _ids(members: Fields, name: str, base: bool) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from tf_dynemb.storage.fields import Fields
 from tf_dynemb.storage.key_index import index_size
 from tf_dynemb.storage.steps import is_record
 from tf_dynemb.storage.strategies import STRATEGIES
+from tf_dynemb.storage.vector_format import FORMATS
 
 # The version of the format that is written.
 VERSION = 2
@@ -26,11 +27,8 @@ VERSION = 2
 KEY_TYPES: dict[str, np.dtype[Any]] = {
     name: np.dtype(name) for name in ("int64", "int32", "uint64")
 }
-DTYPES: dict[str, np.dtype[Any]] = {
-    "float32": np.dtype(np.float32),
-    "float16": np.dtype(np.float16),
-    "bfloat16": np.dtype(np.uint16),  # its bits; numpy has no bfloat16
-}
+# The dtypes of tables, and of the columns of their vectors.
+DTYPES = {name: FORMATS[name].dtype for name in ("float32", "float16", "bfloat16")}
 STRING_HASHES = ("farmhash64",)
 TTL_CLOCKS = ("steps", "wall", "data")
 INITIALIZERS = ("constant", "uniform", "normal", "truncated_normal")
@@ -101,12 +99,13 @@ class StateEntry:
 
 
 def row_columns(
-    key_type: str, dtype: str, dimension: int, state_width: int
+    key_type: str, vector_format: str, dimension: int, state_width: int
 ) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
     """Returns the columns with a row for each key: the dtype and the shape of a row in each."""
+    vectors = FORMATS[vector_format]
     columns: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {
         "keys": (KEY_TYPES[key_type], ()),
-        "vectors": (DTYPES[dtype], (dimension,)),
+        "vectors": (vectors.dtype, (vectors.width(dimension),)),
         "updates": (np.dtype(np.uint32), ()),
         "accesses": (np.dtype(np.uint32), ()),
     }
@@ -130,7 +129,8 @@ class TableEntry:
     `state` is None if no state was written. `default_vector` and the members after it can be
     missing in the file. `admission_lines` is the number of lines of admission counters of all
     shards; None if the table counts no keys. `history` is an id that all states of one table have,
-    over dumps, loads and restarts; None: unknown.
+    over dumps, loads and restarts; None: unknown. `vector_format` is the format of the vectors in
+    the files, if it is not that of `dtype`.
     """
 
     name: str
@@ -148,6 +148,12 @@ class TableEntry:
     ttl_clock: str | None = None
     admission_lines: int | None = None
     history: str | None = None
+    vector_format: str | None = None
+
+    @property
+    def stored_as(self) -> str:
+        """The name of the format of the vectors in the files (`vector_format.FORMATS`)."""
+        return self.vector_format or self.dtype
 
     @property
     def accesses_are_times(self) -> bool:
@@ -188,7 +194,7 @@ class TableEntry:
     @property
     def row_columns(self) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
         """The columns with a row for each key."""
-        return row_columns(self.key_type, self.dtype, self.dimension, self.state_width)
+        return row_columns(self.key_type, self.stored_as, self.dimension, self.state_width)
 
     def column_type(self, column: str, shard: Shard) -> tuple[np.dtype[Any], tuple[int, ...]]:
         """Returns the dtype and shape of a shard's column; raises KeyError if it is unknown."""
@@ -248,6 +254,7 @@ def parse_table(members: Fields, version: int = VERSION) -> TableEntry:
         ttl_clock=_ttl_clock(members),
         admission_lines=_admission_lines(members),
         history=_history(members),
+        vector_format=_vector_format(members),
     )
 
 
@@ -255,6 +262,12 @@ def _history(members: Fields) -> str | None:
     if members.members.get("history") is None:
         return None
     return members.text("history", ID)
+
+
+def _vector_format(members: Fields) -> str | None:
+    if members.members.get("vector_format") is None:
+        return None
+    return members.choice("vector_format", FORMATS)
 
 
 def _default_vector(members: Fields, dimension: int) -> tuple[float, ...] | None:
