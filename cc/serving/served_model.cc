@@ -1,16 +1,12 @@
 #include "cc/serving/served_model.h"
 
-#include <stdlib.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <exception>
-#include <optional>
 #include <utility>
 
-#include "cc/io/json.h"
-#include "cc/io/json_file.h"
 #include "cc/io/mapped_file.h"
 #include "cc/serving/model_files.h"
 
@@ -19,26 +15,6 @@ namespace {
 
 // The most attempts, if files were removed because a newer base superseded them.
 constexpr int kAttempts = 5;
-
-// The path without links and "..", so that one place has one name.
-std::string Resolved(const std::string& path) {
-  char* const found = realpath(path.c_str(), nullptr);
-  if (found == nullptr) return path;
-  std::string resolved = found;
-  free(found);
-  return resolved;
-}
-
-// `path`, if it is not absolute, from a folder that exists.
-std::string PathFrom(const std::string& folder, std::string path) {
-  if (path[0] == '/') return path;
-  std::string from = Resolved(folder.empty() ? "." : folder);
-  for (const std::string up = "../"; path.compare(0, up.size(), up) == 0;) {
-    path.erase(0, up.size());
-    from.erase(std::min(from.find_last_of('/'), from.size()));
-  }
-  return from + "/" + path;
-}
 
 uint64_t BytesToRead(const Manifest& manifest) {
   uint64_t bytes = 0;
@@ -91,59 +67,6 @@ Registry& Models() {
 
 }  // namespace
 
-struct ServedModel::Descriptor {
-  std::string tables;
-  Options options;
-};
-
-Status ServedModel::ReadDescriptor(const std::string& file, Descriptor* descriptor) {
-  constexpr size_t kMostBytes = size_t{1} << 16;
-  Json json;
-  DYNEMB_RETURN_IF_ERROR(ReadJson(file, kMostBytes, &json));
-  const auto text_of = [&json](const char* name) {
-    const std::optional<Json> member = json.Find(name);
-    return member.has_value() ? member->string() : std::string();
-  };
-  if (text_of("format") != "tf_dynemb.served_tables") {
-    return DataLoss(file + " is not the description of the tables of an exported model");
-  }
-  uint64_t version = 0;
-  const std::optional<Json> number = json.Find("version");
-  if (!number.has_value() || !number->Get(&version)) {
-    return DataLoss(file + " is damaged: it has no version");
-  }
-  if (version != 1) {
-    return InvalidArgument(file + " is of version " + std::to_string(version) +
-                           "; this tf_dynemb reads version 1");
-  }
-  const std::string folder = file.substr(0, file.find_last_of('/') + 1);
-  const std::string tables = text_of("tables");
-  if (tables.empty()) return DataLoss(file + " is damaged: it names no tables");
-  descriptor->tables = PathFrom(folder, tables);
-  const std::string follow = text_of("follow");
-  Options& options = descriptor->options;
-  if (!follow.empty()) options.follow = PathFrom(folder, follow);
-  if (const std::optional<Json> seconds = json.Find("follow_seconds")) {
-    if (!seconds->Get(&options.follow_seconds) || !(options.follow_seconds > 0)) {
-      return DataLoss(file + " is damaged: its member follow_seconds is wrong");
-    }
-  }
-  for (const auto& [name, option] :
-       {std::pair("unrelated", &options.unrelated), std::pair("dense", &options.dense)}) {
-    const std::optional<Json> flag = json.Find(name);
-    if (!flag.has_value()) continue;
-    if (flag->kind() != Json::Kind::kBool) {
-      return DataLoss(file + " is damaged: its member " + name + " is wrong");
-    }
-    *option = flag->Canonical() == "true";
-  }
-  const std::optional<Json> verify = json.Find("verify_bytes");
-  if (verify.has_value() && !verify->Get(&options.verify_bytes)) {
-    return DataLoss(file + " is damaged: its member verify_bytes is wrong");
-  }
-  return Status();
-}
-
 Status ServedModel::Open(Exec& exec, const std::string& descriptor, const std::string& table,
                          std::shared_ptr<ServedModel>* model) {
   DYNEMB_RETURN_IF_ERROR(VerifyModelFiles(descriptor));
@@ -182,23 +105,23 @@ Status ServedModel::Open(Exec& exec, const std::string& descriptor, const std::s
     found->tables.insert(table);
     return Status();
   }
-  std::shared_ptr<ServedModel> opened(new ServedModel(described.options), [](ServedModel* ended) {
+  std::shared_ptr<ServedModel> opened(new ServedModel(described), [](ServedModel* ended) {
     if (ended->pid_ == getpid()) delete ended;
   });
   uint64_t count = 0;
   DYNEMB_RETURN_IF_ERROR(opened->Apply(exec, Resolved(described.tables), &count));
-  if (described.options.dense && opened->state()->dense == nullptr) {
+  if (described.dense && opened->state()->dense == nullptr) {
     return FailedPrecondition(described.tables +
                               " has no dense weights, which the model reads: publish them with the "
                               "tables, or export the model with dense=None");
   }
-  if (!described.options.follow.empty()) opened->StartThread();
+  if (!described.follow.empty()) opened->StartThread();
   all.push_back({opened, getpid(), snapshots, {table}});
   *model = std::move(opened);
   return Status();
 }
 
-ServedModel::ServedModel(Options options) : options_(std::move(options)), pid_(getpid()) {}
+ServedModel::ServedModel(Descriptor options) : options_(std::move(options)), pid_(getpid()) {}
 
 ServedModel::~ServedModel() {
   {

@@ -26,23 +26,6 @@
 // tables, so that all of them have one state. It also returns it to those who load the model again,
 // unless the snapshots are others than when it was opened: a model that is exported again has
 // dense weights that go with these. Models share the memory of mapped files (mapped_file.h).
-//
-// The descriptor is the asset of the exported model, a JSON object:
-//
-//   {"format": "tf_dynemb.served_tables", "version": 1,
-//    "tables": "../assets.extra/tf_dynemb",   the path of the snapshots; if it is not absolute,
-//                                             from the folder of the descriptor
-//    "follow": "/published/ctr",              a path to poll; optional
-//    "follow_seconds": 1.0,                   the time between polls; with "follow"
-//    "dense": true,                           whether the graph reads the dense weights of the
-//                                             snapshots; optional
-//    "unrelated": false,                      whether bases of other tables replace the state;
-//                                             optional
-//    "verify_bytes": 1073741824}              bases of at most this size are verified when they are
-//                                             opened, others block by block before the first use;
-//                                             optional
-//
-// Other members, such as the package that has the operators, are for people.
 #ifndef DYNEMB_SERVING_SERVED_MODEL_H_
 #define DYNEMB_SERVING_SERVED_MODEL_H_
 
@@ -62,6 +45,7 @@
 
 #include "cc/io/manifest.h"
 #include "cc/serving/dense_weights.h"
+#include "cc/serving/descriptor.h"
 #include "cc/serving/recent_steps.h"
 #include "cc/serving/served_table.h"
 #include "cc/serving/table_rows.h"
@@ -131,18 +115,7 @@ class ServedModel {
     bool Has(const std::string& id) const { return applied.count(id) + after.count(id) != 0; }
   };
 
-  // What the descriptor says about a model.
-  struct Options {
-    uint64_t verify_bytes = uint64_t{1} << 30;  // a few tenths of a second
-    std::string follow;                         // empty: none
-    double follow_seconds = 1.0;
-    bool unrelated = false;
-    bool dense = false;
-  };
-  struct Descriptor;
-
-  explicit ServedModel(Options options);
-  static Status ReadDescriptor(const std::string& file, Descriptor* descriptor);
+  explicit ServedModel(Descriptor options);
   // FailedPrecondition if a base is of other tables than a state, and the model does not take such.
   Status CheckRelated(const Manifest& base, const ServedState& now) const;
   // Whether a base is an earlier state of snapshots that were applied.
@@ -165,7 +138,7 @@ class ServedModel {
   // Moves the states that are not remembered any more to *forgotten. Holds mutex_.
   void Forget(std::chrono::steady_clock::time_point time, std::vector<Used>* forgotten);
 
-  const Options options_;
+  const Descriptor options_;
   const pid_t pid_;  // of the process that has the thread
   std::mutex applying_;
   // Under applying_:

@@ -134,12 +134,16 @@ def test_bases_that_stay(tmp_path):
 
 
 @pytest.mark.parametrize(("module", "name"), [(os, "rename"), (os, "fsync"), (os, "mkdir")])
-def test_a_call_that_fails(tmp_path, monkeypatch, module, name):
+@pytest.mark.parametrize(
+    "options", [{}, {"rows": "int8", "where": {"key_below": 5}, "max_rows": 3}]
+)
+def test_a_call_that_fails(tmp_path, monkeypatch, module, name, options):
     """Wherever it fails, the copy has whole snapshots, and the next call goes on."""
     trainer, copy = Trainer(tmp_path / "chain"), tmp_path / "copy"
     trainer.do("base", {1, 2, 3})
     trainer.do("delta", {2, 4})
     trainer.do("delta", {5})
+    de.publish(tmp_path / "in_one_go", from_=trainer.path, **options)
     lengths, real = [], getattr(module, name)
     while lengths[-1:] != [3]:
         left = len(lengths)  # the number of calls before the one that fails
@@ -154,14 +158,14 @@ def test_a_call_that_fails(tmp_path, monkeypatch, module, name):
         with monkeypatch.context() as patched:
             patched.setattr(module, name, limited)
             with contextlib.suppress(OSError):
-                de.publish(copy, from_=trainer.path)
+                de.publish(copy, from_=trainer.path, **options)
         names = list_snapshots(copy) if copy.exists() else []
         assert not list(copy.glob(".tmp-*"))
         lengths.append(len(names))
         if names:
             assert cli.main(["verify", str(copy)]) == 0
             de.publish(copy, from_=trainer.path)
-            assert same(trainer.path, copy)
+            assert same(tmp_path / "in_one_go", copy)
         shutil.rmtree(copy, ignore_errors=True)
     assert lengths == sorted(lengths)
     assert set(lengths) >= {0, 1, 2, 3}

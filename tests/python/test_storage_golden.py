@@ -245,3 +245,60 @@ def test_dense_variables():
     assert reader.extra == {"hour": 1, "text": "ü", "list": [1.5, None, {"a": True}]}
     assert reader.dense()["tower/0/bias"].tolist() == [1.0, -1.0, 0.0]
     assert reader.dense()["steps"] == -1
+
+
+# The rows of golden/v2 with keys below 9: of users, of a page, and of an item.
+V4 = {
+    "float16": (
+        [[0.0, 0.25], [0.5, 0.75], [2.0, 2.25], [-1.0, -2.0], [0.0999755859375, 0.0]],
+        [[-2.0]],
+        [[1.0, -1.0, 0.0]],
+    ),
+    "int8": (
+        [
+            [0.0, 0.2499847412109375],
+            [0.5019378662109375, 0.7499542236328125],
+            [2.0018463134765625, 2.2498626708984375],
+            [-1.0078125, -1.9998779296875],
+            [0.09998178482055664, 0.0],
+        ],
+        [[-1.9998779296875]],
+        [[0.99993896484375, -0.99993896484375, 0.0]],
+    ),
+    "int4": (
+        [
+            [0.0, 0.2501678466796875],
+            [0.5, 0.7501678466796875],
+            [2.0, 2.2501678466796875],
+            [-0.99932861328125, -2.0],
+            [0.1000213623046875, 0.0],
+        ],
+        [[-2.0]],
+        [[1.0013427734375, -1.0, -0.0660400390625]],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", V4)
+def test_formats_of_vectors(name):
+    chain = Chain.open(GOLDEN / "v4" / name)
+    for snapshot in chain.snapshots:
+        snapshot.verify()
+        assert '"version": 4' in (snapshot.directory / "MANIFEST.json").read_text()
+        user, item, page = snapshot.manifest.tables
+        assert (user.stored_as, user.dtype) == (name, "float32")
+        # 16 bits are not made 16 bits again.
+        assert (item.vector_format, page.vector_format) == (
+            (None, None) if name == "float16" else (name, name)
+        )
+        assert snapshot.manifest.copy["rows"] == name
+        assert snapshot.manifest.copy["where"] == {"key_below": 9}
+    reader = Reader(GOLDEN / "v4" / name)
+    users, pages, items = V4[name]
+    keys = [5, -1, -(2**63), 0, 6]
+    assert reader.lookup(keys, "user").tolist() == users
+    assert reader.lookup([1], "page").tolist() == pages
+    assert reader.lookup([-3], "item/ü").tolist() == items
+    assert not reader.contains([2**62], "user").any()
+    assert not reader.contains([2**31 - 1], "item/ü").any()
+    assert not reader.contains([9, 2**64 - 1], "page").any()

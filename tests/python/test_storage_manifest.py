@@ -28,7 +28,7 @@ def test_manifest_is_as_documented(tmp_path):
     (table,) = members["tables"]
     assert " ".join(table) == (
         "name dimension key_type dtype seed initializer state shards default_vector padding_id "
-        "string_hash evict_strategy ttl_clock admission_lines history vector_format"
+        "string_hash evict_strategy ttl_clock admission_lines history vector_format matrix"
     )
     (shard,) = table["shards"]
     assert " ".join(shard) == (

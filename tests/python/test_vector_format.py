@@ -99,6 +99,29 @@ def test_rows_that_do_not_fit(name):
     np.testing.assert_allclose(found[4], values[4], rtol=1e-3)
 
 
+def test_numbers_beyond_float16():
+    values = np.array([[1e5, -1e5, np.inf, np.nan]], np.float32)
+    found = decode(convert(values, 4, "float16"), 4)
+    np.testing.assert_array_equal(found, [[65504, -65504, np.inf, np.nan]])
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_zeros_and_nothing(name):
+    found = decode(encode(np.zeros((2, 3), np.float32), name), 3)
+    assert not found.any()
+    assert not np.signbit(found).any()
+    assert decode(encode(np.zeros((0, 3), np.float32), name), 3).shape == (0, 3)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("bits", [0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001, 0xFF800001])
+def test_nan_stays(name, bits):
+    values = np.array([[bits, 0]], np.uint32).view(np.float32)
+    found = decode(encode(values, name), 2)[0]
+    assert np.isnan(found[0])
+    assert np.isnan(found[1]) == (name in QUANTIZED)
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_what_is_stored_stays(name):
     """A second conversion of quantized rows could change them."""

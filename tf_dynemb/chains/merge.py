@@ -134,6 +134,7 @@ def _publish(
         world_size=max(each.world_size for each in manifests),
         keep=keep,
         extra=manifests[-1].extra,
+        copy=manifests[-1].copy,
     )
 
 

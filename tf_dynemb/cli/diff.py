@@ -13,6 +13,7 @@ from tf_dynemb.chains.rows import TableRows, tables_of
 from tf_dynemb.cli import paths
 from tf_dynemb.serving.table import Schema
 from tf_dynemb.storage import Chain
+from tf_dynemb.storage.vector_format import decode
 
 # The number of keys that are named for each kind of difference.
 _NAMED = 10
@@ -79,6 +80,8 @@ def _compare(a: TableRows, b: TableRows) -> dict[str, Any]:
         for column, found in columns.items():
             values_a = np.ascontiguousarray(block.column(column)[shared])
             values_b = b.gather(keys, column)
+            if column == "vectors" and a.entry.stored_as != b.entry.stored_as:
+                values_a, values_b = (decode(v, a.entry.dimension) for v in (values_a, values_b))
             # As bits: a NaN equals itself, and 0.0 does not equal -0.0.
             bits = f"u{values_a.dtype.itemsize}"
             found.add(keys[(values_a.view(bits) != values_b.view(bits)).any(axis=1)])

@@ -73,6 +73,9 @@ def _show(snapshots: list[dict[str, Any]]) -> None:
         dense = ", ".join(f"{len(names)} for {part}" for part, names in snapshot["dense"].items())
         if dense:
             print(f"dense variables: {dense}")
+        if snapshot["copy"] is not None:
+            arguments = {k: v for k, v in snapshot["copy"].items() if k != "clock"}
+            print(f"a copy for serving: {json.dumps(arguments)}")
         if snapshot["extra"] is not None:
             print(f"extra: {json.dumps(snapshot['extra'])}")
 
@@ -114,6 +117,7 @@ def _snapshot(snapshot: Snapshot) -> dict[str, Any]:
         "world_size": manifest.world_size,
         "optimizer": manifest.optimizer,
         "extra": manifest.extra,
+        "copy": manifest.copy,
         "dense": _dense(snapshot),
         "tables": [_table(table) for table in manifest.tables],
     }

@@ -17,7 +17,13 @@ from tf_dynemb.dense.optimizer_entry import check_optimizer, restore_optimizer
 from tf_dynemb.optimizers.wrapper import OptimizerWrapper
 from tf_dynemb.parallel.agreement import Ranks, check_alike
 from tf_dynemb.persistence import columns
-from tf_dynemb.persistence.continuation import common_id, continuations
+from tf_dynemb.persistence.continuation import (
+    common_id,
+    continuations,
+    id_of_copy,
+    ids_of_rows,
+    parent_of_rows,
+)
 from tf_dynemb.persistence.entry_check import check_entry, has_state, last_optimizer, takes_state
 from tf_dynemb.persistence.joint_reading import open_chain, read_chain, verify
 from tf_dynemb.persistence.naming import described, dynamic_only, named_variables
@@ -127,7 +133,7 @@ def _from_known(names: Sequence[str], tables: Mapping[str, DynamicVariable]) -> 
     known = [table.snapshots for table in tables.values()]
     for place in reversed(range(len(names))):
         name = Name.parse(names[place])
-        if name is not None and common_id([name.id], known):
+        if name is not None and common_id([name.id, id_of_copy(name.id)], known):
             return names[place:]
     return names
 
@@ -160,7 +166,7 @@ def _apply_one(
     with_state: bool,
 ) -> None:
     manifest = snapshot.manifest
-    ids = (manifest.parent or "", *manifest.ids)
+    ids = (parent_of_rows(manifest) or "", *ids_of_rows(manifest))
     at, id_ = next((s, id_) for s in (table.snapshots, known) for id_ in ids if id_ in s)
     begin = at.tick(id_)
     # `known` is the table's own, unless an optimizer has attached that reset all state.
@@ -179,7 +185,7 @@ def _apply_one(
     alone = after == unchanged_until + batches
     alone = alone and evictions == table_stats(table.handle)["evictions"]
     complete = state_continued and (takes or not has_state(snapshot, name))
-    table.snapshots.note(manifest.id, after if alone else begin, complete)
+    table.snapshots.note(ids_of_rows(manifest)[0], after if alone else begin, complete)
 
 
 def _unchanged_until(tick: int, table: DynamicVariable) -> int:

@@ -14,6 +14,8 @@ from tf_dynemb.tables.times import tick_before
 from tf_dynemb.variables.dynamic import DynamicVariable
 from tf_dynemb.variables.static import Variable
 
+_COPY = " of a copy"
+
 
 def delta_begin(
     since: Watermark | datetime.datetime | None,
@@ -38,6 +40,10 @@ def delta_begin(
     Raises:
         ValueError, TypeError: as in `incremental_dump`.
     """
+    if last is not None and last.copy is not None:
+        raise ValueError(
+            f"{path} is a copy for serving, which `publish` writes: dump to another path."
+        )
     ids = [table.snapshots for table in tables.values()]
     # A merged base represents all the snapshots that it was merged from.
     known = common_id(last.ids, ids) if last else None
@@ -111,6 +117,8 @@ def is_of_others(
     if superseded is None:
         return ""
     last = superseded[1]
+    if last.copy is not None:
+        return f"{where} is a copy for serving, which `publish` writes."
     entries = {entry.name: entry for manifest in superseded for entry in manifest.tables}
     lost = sorted(set(entries) - set(tables))
     if lost:
@@ -143,15 +151,40 @@ def check_schema(
             )
 
 
+def id_of_copy(id_: str) -> str:
+    """Returns the id by which a table knows a snapshot of a served copy.
+
+    It is another one than that of the snapshot of which it is a copy: the copy can have fewer rows,
+    and rounded ones, so that a table with them does not continue the training's chain.
+    """
+    return id_ + _COPY
+
+
+def ids_of_rows(manifest: storage.Manifest) -> tuple[str, ...]:
+    """Returns the ids by which tables know the rows of a snapshot, its own one first."""
+    return manifest.ids if manifest.copy is None else tuple(map(id_of_copy, manifest.ids))
+
+
+def parent_of_rows(manifest: storage.Manifest) -> str | None:
+    """Returns the id by which tables know the rows that a delta continues."""
+    if manifest.parent is None or manifest.copy is None:
+        return manifest.parent
+    return id_of_copy(manifest.parent)
+
+
 def common_id(ids: Sequence[str], known: Sequence[Snapshots]) -> str | None:
     """Returns the first of `ids` that all tables know, or None."""
     return next((id_ for id_ in ids if all(id_ in table_ids for table_ids in known)), None)
 
 
 def common_ids(known: Sequence[Snapshots]) -> list[str]:
-    """Returns the ids that all tables know, in the order in which the first table recorded them."""
+    """Returns the ids that all tables know, in the order in which the first table recorded them.
+
+    Without those of copies.
+    """
     first = known[0].items() if known else []
-    return [id_ for id_, _ in first if all(id_ in table_ids for table_ids in known)]
+    ids = [id_ for id_, _ in first if all(id_ in table_ids for table_ids in known)]
+    return [id_ for id_ in ids if not id_.endswith(_COPY)]
 
 
 def continuations(
@@ -166,9 +199,10 @@ def continuations(
     snapshots = chain.snapshots
     for place in reversed(range(len(snapshots))):
         manifest = snapshots[place].manifest
-        if common_id(manifest.ids, known):
+        if common_id(ids_of_rows(manifest), known):
             return snapshots[place + 1 :]
-        if manifest.parent is not None and common_id([manifest.parent], known):
+        parent = parent_of_rows(manifest)
+        if parent is not None and common_id([parent], known):
             return snapshots[place:]
     raise ValueError(
         f"{chain.last.directory} and the snapshots before it do not continue the content of these "

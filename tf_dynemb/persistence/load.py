@@ -13,6 +13,7 @@ import tensorflow as tf
 from tf_dynemb import _ops, storage
 from tf_dynemb._presence import local_path
 from tf_dynemb._warn import warn
+from tf_dynemb.chains.conditions import ns_of
 from tf_dynemb.dense import weights as dense_weights
 from tf_dynemb.dense.names import Dense
 from tf_dynemb.dense.optimizer_entry import check_optimizer, restore_optimizer
@@ -20,6 +21,7 @@ from tf_dynemb.optimizers.wrapper import OptimizerWrapper
 from tf_dynemb.parallel import ownership
 from tf_dynemb.parallel.agreement import Ranks, check_alike
 from tf_dynemb.persistence import columns, static_rows
+from tf_dynemb.persistence.continuation import ids_of_rows
 from tf_dynemb.persistence.entry_check import (
     check_entry,
     check_is_same,
@@ -40,7 +42,6 @@ from tf_dynemb.storage.steps import without_steps
 from tf_dynemb.tables import batches, expiry
 from tf_dynemb.tables.lineage import new_history
 from tf_dynemb.tables.table import StateSpec
-from tf_dynemb.tables.times import ns_of
 from tf_dynemb.variables.dynamic import DynamicVariable
 from tf_dynemb.variables.static import Variable
 
@@ -196,6 +197,7 @@ def _load(
         verify(ranks, chain.snapshots, quiet)
 
     last = chain.last.manifest
+    is_copy = last.copy is not None
     with ranks.stage():
         loaded = dense_weights.read(ranks, chain.snapshots, *weights, optimizer, tables, cast)
         specs = [_state_spec(table, optimizer) for table in dynamic.values()]
@@ -217,11 +219,12 @@ def _load(
         )
     for name, value in values.items():
         tables[name].assign(value)
-        tables[name].history = chain.base.manifest.table(name)[1].history or new_history()
+        history = chain.base.manifest.table(name)[1].history
+        tables[name].history = new_history() if is_copy or history is None else history
     for table, spec, stage in zip(dynamic.values(), specs, staged, strict=True):
-        table.took_over(stage.history, stage.seed)
+        table.took_over(None if is_copy else stage.history, stage.seed)
         if not stage.evictions:  # otherwise the table lacks rows, and no delta would report this
-            for id_ in last.ids:
+            for id_ in ids_of_rows(last):
                 table.snapshots.note(id_, last.watermark, stage.has_state)
         if optimizer is not None:
             table.state_was_restored(spec)

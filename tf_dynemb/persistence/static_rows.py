@@ -57,6 +57,7 @@ def write_static(
                 state=None,
                 shards=tuple(shards),
                 history=variables[name].history,
+                matrix=True,
             )
         )
     return entries

@@ -22,6 +22,7 @@ from tensorflow.python.saved_model import loader_impl
 from tf_dynemb import _ops, communicator, storage
 from tf_dynemb._presence import exists, is_directory, local_path, remove_tree
 from tf_dynemb._warn import warn
+from tf_dynemb.chains.thinning import formats_by_table
 from tf_dynemb.dense.names import Weight
 from tf_dynemb.parallel.agreement import Ranks, check_alike
 from tf_dynemb.persistence.dump import dump as dump_rows
@@ -50,6 +51,7 @@ def export_saved_model(
     unrelated: bool = False,
     dense: str | None = "weights",
     part_of: Any = None,
+    rows: str | Mapping[str, str] | None = None,
 ) -> Watermark:
     """Exports a model as a SavedModel for serving, as `model.export(path)` does, with options.
 
@@ -105,15 +107,20 @@ def export_saved_model(
         part_of: what is dumped, if `model` is a part of it, such as one of two towers: another
             model, or a list or dict of models. Dumps name weights, and tables in a dict, by their
             places in it.
+        rows: the format of the vectors in the SavedModel, as in `publish`; needs `tables="copy"`.
+            The graph stays one of the table's dtype. Rows that the loaded model applies later have
+            the format that they are published in: to follow small rows, follow a copy that
+            `publish` makes with `rows`.
 
     Returns:
         The watermark of the rows, the same on all ranks. Deltas for the SavedModel continue it:
         pass it to `incremental_dump` as `since`.
 
     Raises:
-        ValueError: `tables` or `dense` has another value, or `tables` needs a `dump`; or the dump
-            has other tables than the model, or the model has none; or the snapshots at `follow`
-            have other dense weights; or `part_of` does not have those of the model; or
+        ValueError: `tables`, `dense` or `rows` has another value, or `tables` needs a `dump`, or
+            `rows` does not go with `tables`, or names a table that the model does not have; or the
+            dump has other tables than the model, or the model has none; or the snapshots at
+            `follow` have other dense weights; or `part_of` does not have those of the model; or
             `follow_seconds` is not positive; or `signatures` or `part_of` does not go with the type
             of the model, or `input_signature`.
         FileExistsError: there is something at `path` that is not a SavedModel.
@@ -132,12 +139,14 @@ def export_saved_model(
             raise ValueError(f'dense must be "weights" or None, got {dense!r}.')
         dynamic, static = _variables(model)
         named = _named(dynamic, part_of)
+        formats = _formats(rows, tables, named)
         weights = _weights(model, dense, part_of, dump, follow)
         for name in named.keys() & weights.dumped.keys():
             raise ValueError(f"A table and a dense weight are both named {name!r}.")
         if ranks.rank == 0:
             _check_free(path)
         call = [str(path), tables, str(dump), str(follow), follow_seconds, bool(unrelated), dense]
+        call.append(sorted(formats.items(), key=str))
         stage.say([[*call, *described(named)], secrets.token_hex(8)])
     calls, tokens = zip(*stage.said, strict=True)
     check_alike(calls, "the arguments and the tables")
@@ -153,11 +162,11 @@ def export_saved_model(
             with ranks.stage():
                 if ranks.rank == 0:
                     unfinished.mkdir()
-            rows = served.Rows("move", unfinished.absolute() / "rows", members, named)
+            source = served.Rows("move", unfinished.absolute() / "rows", members, named, formats)
             dump_rows(unfinished / "rows", {**named, **weights.dumped}, dense="weights", quiet=True)
         else:
             known = {} if part_of is None else named
-            rows = served.Rows(tables, dump.absolute(), members, known)
+            source = served.Rows(tables, dump.absolute(), members, known, formats)
         whole = []
         if ranks.size > 1:
             whole = [each.whole(f"dynemb/whole/{i}") for i, each in enumerate(static)]
@@ -166,11 +175,11 @@ def export_saved_model(
                 for variable, value in zip(static, whole, strict=False):
                     stack.enter_context(variable.replaced_by(value))
                 stack.enter_context(communicator.alone())
-                last = _last(rows.path)  # raises now if there is nothing
+                last = _last(source.path)  # raises now if there is nothing
                 _save(
-                    model, unfinished, rows, signatures, input_signature, dynamic[0], weights.read
+                    model, unfinished, source, signatures, input_signature, dynamic[0], weights.read
                 )
-                if rows.how in ("copy", "link"):  # a delta may have been published meanwhile
+                if source.how in ("copy", "link"):  # a delta may have been published meanwhile
                     last = _last(unfinished / served.EXTRA / served.FOLDER)
                 checksums.write(unfinished)
                 _move(unfinished, path)
@@ -234,6 +243,22 @@ def _named(tables: list[DynamicVariable], part_of: Any) -> dict[str, DynamicVari
     for table in tables:
         served.add_named(named, table)
     return named
+
+
+def _formats(rows: Any, tables: str, named: Mapping[str, Any]) -> dict[str | None, str]:
+    """Returns the formats of vectors by the names of tables; raises ValueError if one is wrong."""
+    if rows is None:
+        return {}
+    if tables != "copy":
+        raise ValueError(
+            f"rows={rows!r} needs tables='copy'; or publish a copy with these rows, and pass it as "
+            "dump."
+        )
+    formats = formats_by_table(rows)
+    for name in formats.keys() - named.keys() - {None}:
+        there = ", ".join(map(repr, named))
+        raise ValueError(f"rows names table {name!r}, but the model has {there}.")
+    return formats
 
 
 def _weights(

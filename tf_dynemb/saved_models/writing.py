@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 from tf_dynemb import _ops, storage
 from tf_dynemb._presence import exchange as exchange_at_once
 from tf_dynemb._presence import exists, is_directory, remove_tree
 from tf_dynemb._warn import warn
+from tf_dynemb.chains.snapshot_copy import copy_without_training
+from tf_dynemb.chains.thinning import of
 from tf_dynemb.persistence.dump import dump
 from tf_dynemb.storage.chain import MANIFEST, list_snapshots
-from tf_dynemb.storage.copying import copy_without_training
 from tf_dynemb.variables.served import ServedTable, Source
+
+# Puts the files of a snapshot into an empty directory.
+Take: TypeAlias = Callable[[storage.Snapshot, pathlib.Path], None]
 
 
 def write(source: Source, path: pathlib.Path) -> None:
@@ -33,11 +38,13 @@ def write(source: Source, path: pathlib.Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     if rows.path is None:
         _dump(source, path)
-    elif rows.how == "move":
+    elif rows.how == "move" and not rows.formats:
         os.rename(rows.path, path)
     elif not (exists(path) and os.path.samefile(rows.path, path)):
-        is_link = rows.how == "link"
-        storage.Chain.load(rows.path, lambda chain: _take(chain, path, is_link))
+        take = _link if rows.how == "link" else _copier(rows.formats)
+        storage.Chain.load(rows.path, lambda chain: _take(chain, path, take))
+        if rows.how == "move":
+            remove_tree(rows.path)
 
 
 def _dump(source: Source, path: pathlib.Path) -> None:
@@ -69,8 +76,18 @@ def _check_tables(chain: storage.Chain, tables: Mapping[str, Any]) -> None:
             )
 
 
-def _take(chain: storage.Chain, path: pathlib.Path, is_link: bool) -> None:
-    """Copies a chain, or links its files; it then replaces what is at the path."""
+def _copier(formats: Mapping[str | None, str]) -> Take:
+    """Returns a function that copies a snapshot, with vectors in these formats."""
+
+    def copy(snapshot: storage.Snapshot, target: pathlib.Path) -> None:
+        of_table = functools.partial(of, formats) if formats else None
+        copy_without_training(snapshot, target, of_table)
+
+    return copy
+
+
+def _take(chain: storage.Chain, path: pathlib.Path, take: Take) -> None:
+    """Takes the snapshots of a chain; they then replace what is at the path."""
     unfinished = path.with_name(path.name + ".tmp")
     remove_tree(unfinished)
     try:
@@ -78,7 +95,7 @@ def _take(chain: storage.Chain, path: pathlib.Path, is_link: bool) -> None:
             manifest = snapshot.manifest
             target = unfinished / f"{number:08d}-{manifest.kind}-{manifest.id}"
             target.mkdir(parents=True)
-            (_link if is_link else copy_without_training)(snapshot, target)
+            take(snapshot, target)
         remove_tree(path)
         os.rename(unfinished, path)
     except BaseException:

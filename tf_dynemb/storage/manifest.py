@@ -62,7 +62,7 @@ class Manifest:
     """The content of MANIFEST.json, except its format, version and checksum.
 
     `dense`, `extra` and `copy` can be missing in the file. `extra` is an object of the user. `copy`
-    has the arguments of `publish` with which a served copy was made.
+    is None unless it is a served copy; then it has the arguments of `publish`.
     """
 
     kind: str

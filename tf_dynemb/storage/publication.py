@@ -133,6 +133,7 @@ class Publication(Part):
         keep: int = 0,
         dense: Sequence[DenseFile] | None = None,
         extra: Mapping[str, Any] | None = None,
+        copy: Mapping[str, Any] | None = None,
     ) -> Snapshot:
         """Makes the snapshot visible. From then on it survives crashes.
 
@@ -153,6 +154,7 @@ class Publication(Part):
             dense: the files of dense variables, also of other processes. None: those that this
                 process has written.
             extra: an object of the user.
+            copy: the member of a served copy.
 
         Returns:
             The published snapshot.
@@ -186,6 +188,7 @@ class Publication(Part):
             after=tuple(after)[-MOST_AFTER:],
             dense=tuple(self.dense if dense is None else dense),
             extra=extra,
+            copy=copy,
         )
         self._check_files(manifest)
         text = manifest.to_json()

@@ -130,7 +130,7 @@ class TableEntry:
     missing in the file. `admission_lines` is the number of lines of admission counters of all
     shards; None if the table counts no keys. `history` is an id that all states of one table have,
     over dumps, loads and restarts; None: unknown. `vector_format` is the format of the vectors in
-    the files, if it is not that of `dtype`.
+    the files, if it is not that of `dtype`. `matrix` is whether the table is a dense variable.
     """
 
     name: str
@@ -149,6 +149,7 @@ class TableEntry:
     admission_lines: int | None = None
     history: str | None = None
     vector_format: str | None = None
+    matrix: bool = False
 
     @property
     def stored_as(self) -> str:
@@ -255,6 +256,7 @@ def parse_table(members: Fields, version: int = VERSION) -> TableEntry:
         admission_lines=_admission_lines(members),
         history=_history(members),
         vector_format=_vector_format(members),
+        matrix=_matrix(members),
     )
 
 
@@ -268,6 +270,12 @@ def _vector_format(members: Fields) -> str | None:
     if members.members.get("vector_format") is None:
         return None
     return members.choice("vector_format", FORMATS)
+
+
+def _matrix(members: Fields) -> bool:
+    found = members.members.get("matrix", False)
+    members.require(isinstance(found, bool), "matrix", "must be true or false")
+    return bool(found)
 
 
 def _default_vector(members: Fields, dimension: int) -> tuple[float, ...] | None:

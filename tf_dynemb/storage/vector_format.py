@@ -4,7 +4,7 @@ docs/file_format.md specifies the formats; cc/table/vector_format.h reads them. 
 array of stored vectors tells its format: no two formats have the same.
 
 int8 is symmetric, so that a row of dimension 16 takes 18 bytes: the float16 bias of an asymmetric
-format would add 2, for an error that is not smaller where it matters (benchmarks/served_rows.py).
+format would add 2, for an error that is smaller by a seventh only.
 int4 is the row-wise format of FBGEMM (4 bits, float16 scale and bias): with 16 values for a row,
 the bias pays.
 """
@@ -75,7 +75,7 @@ def decode(rows: Rows, dimension: int) -> Vectors:
         packed = -(-dimension // 2)
         scale, bias = _numbers(rows[:, packed : packed + 2]), _numbers(rows[:, packed + 2 :])
         halves = np.stack([rows[:, :packed] & 15, rows[:, :packed] >> 4], axis=2)
-        return halves.reshape(len(rows), -1)[:, :dimension] * scale + bias
+        return halves.reshape(len(rows), 2 * packed)[:, :dimension] * scale + bias
     return rows.astype(np.float32, copy=False)
 
 
@@ -99,10 +99,17 @@ def encode(vectors: Vectors, vector_format: str) -> Rows:
 
 
 def convert(rows: Rows, dimension: int, vector_format: str) -> Rows:
-    """Returns stored vectors in another format; themselves, if they have that one."""
+    """Returns stored vectors in another format; themselves, if they have that one.
+
+    Numbers beyond what float16 reaches become the nearest that it reaches, as in int8 and int4.
+    """
     if rows.dtype == FORMATS[vector_format].dtype:
         return rows
-    return encode(decode(rows, dimension), vector_format)
+    vectors = decode(rows, dimension)
+    if vector_format == "float16":
+        reached = np.clip(vectors, -_LARGEST, _LARGEST)
+        vectors = np.where(np.isfinite(vectors), reached, vectors)
+    return encode(vectors, vector_format)
 
 
 def join(parts: list[Rows], dimension: int) -> Rows:
@@ -122,7 +129,8 @@ def _to_bfloat16(vectors: Vectors) -> Rows:
 
 
 def _to_int8(vectors: Vectors) -> Rows:
-    largest = np.maximum(vectors.max(axis=1, initial=0), -vectors.min(axis=1, initial=0))
+    # 0.0 is added because the scale of zeros must not be -0.0.
+    largest = np.maximum(vectors.max(axis=1), -vectors.min(axis=1)) + np.float32(0)
     exact = largest / np.float32(127)
     nearest = np.minimum(exact, _LARGEST).astype(np.float16)
     # A subnormal scale could be too small by far.
@@ -164,7 +172,8 @@ def _float16(numbers: npt.NDArray[np.float32], up: bool) -> npt.NDArray[np.float
     exact = nearest.astype(np.float32)
     beyond = exact < numbers if up else exact > numbers
     limit = np.float16(np.inf if up else -np.inf)
-    rounded = np.where(beyond, np.nextafter(nearest, limit), nearest)
+    with np.errstate(over="ignore"):
+        rounded = np.where(beyond, np.nextafter(nearest, limit), nearest)
     return np.where(finite, rounded, np.float16(np.nan))
 
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tf_dynemb import _ops
 from tf_dynemb._warn import warn
-from tf_dynemb.tables.times import ns_of
+from tf_dynemb.chains.conditions import ns_of
 
 CLOCKS = ("steps", "wall", "data")
 SINCE = ("update", "access")

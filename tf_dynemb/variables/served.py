@@ -48,12 +48,14 @@ class Rows(NamedTuple):
         path: the path of the snapshots; None: the tables as they are now.
         members: members of the descriptor.
         tables: the tables whose names in the snapshots are known, by these names.
+        formats: the formats of vectors by the names of tables; under None, of all others.
     """
 
     how: str = "copy"
     path: pathlib.Path | None = None
     members: Mapping[str, Any] = {}
     tables: Mapping[str, Table] = {}
+    formats: Mapping[str | None, str] = {}
 
 
 # The rows of the `export_saved_model` that runs; None: `Rows()`.
@@ -77,7 +79,7 @@ class Source:
         rows: where the rows come from.
         tables: the tables by their names in the snapshots.
         directory: where the snapshots are in the SavedModel, unless they are "external".
-        asset: the descriptor (cc/serving/served_model.h).
+        asset: the descriptor (cc/serving/descriptor.h).
     """
 
     def __init__(self, folder: str, number: int, rows: Rows) -> None:
