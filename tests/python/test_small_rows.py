@@ -35,8 +35,12 @@ def trained(tmp_path_factory):
     return model, folder / "chain", inputs
 
 
+def manifest_in(model_folder):
+    return Chain.open(model_folder / "assets.extra" / "tf_dynemb").last.manifest
+
+
 def stored_in(model_folder):
-    (table,) = Chain.open(model_folder / "assets.extra" / "tf_dynemb").last.manifest.tables
+    (table,) = manifest_in(model_folder).tables
     return table.stored_as
 
 
@@ -53,6 +57,8 @@ def test_exported_rows(tmp_path, trained, stored, from_dump):
     ]
     assert sizes[1] < 0.6 * sizes[0]
     assert stored_in(tmp_path / "small") == stored
+    # Training does not continue from the rows of the second one.
+    assert [manifest_in(tmp_path / each).copy for each in ("whole", "small")] == [None, {}]
     assert not list((tmp_path / "small").rglob("rows"))
     loaded = tf.saved_model.load(tmp_path / "small")
     exact = {key: v for keys, vs in de.serving.Reader(chain).items("table/embeddings")
