@@ -6,6 +6,7 @@ import datetime
 import json
 import math
 import shutil
+from unittest import mock
 
 import chain_writer
 import numpy as np
@@ -304,7 +305,14 @@ def test_arguments_without_new_snapshots(tmp_path):
     trainer.publish("base", {key: (vector(key), 0, key) for key in range(9)})
     de.publish(copy, from_=trainer.path)
     reader = de.serving.Reader(copy)
+    new = Chain.open(copy).last.directory / "MANIFEST.json.new"
+    new.write_text("what a call that was killed has left")
+    with mock.patch("os.replace", side_effect=OSError(28, "planted")), pytest.raises(OSError):  # noqa: PT011
+        de.publish(copy, from_=trainer.path, max_rows=4)
+    assert not new.exists()
+    assert remembered(copy) == {}
     assert de.publish(copy, from_=trainer.path, max_rows=np.int64(4), rows="int8") == []
+    assert not new.exists()
     assert remembered(copy) == {"rows": "int8", "max_rows": 4}
     assert cli.main(["verify", str(copy)]) == 0
     trainer.publish("delta", {9: (vector(9), 0, 9)})

@@ -165,9 +165,12 @@ def _remember(directory: pathlib.Path, thinning: Thinning) -> None:
     if before == thinning.arguments:
         return
     new = directory / f"{MANIFEST}.new"
-    remove_tree(new)
-    write_manifest(new, dataclasses.replace(manifest, copy=thinning.options))
-    os.replace(new, directory / MANIFEST)
+    new.unlink(missing_ok=True)  # of a call that was killed
+    try:
+        write_manifest(new, dataclasses.replace(manifest, copy=thinning.options))
+        os.replace(new, directory / MANIFEST)
+    finally:
+        new.unlink(missing_ok=True)
     sync_directory(directory)
 
 
