@@ -48,10 +48,17 @@ def local_path(path: str | os.PathLike[str], argument: str) -> pathlib.Path:
         return pathlib.Path(urllib.parse.unquote(file[1]))
     mounted = f"/dbfs{text[5:].replace('//', '/')}" if text.startswith("dbfs:/") else ""
     raise ValueError(
-        f"{argument}={text!r} is a URL, and only local files can be read and written. Pass the "
-        f"path of a local or mounted file system{f' ({mounted})' if mounted else ''}, and copy "
-        "with the store's own tool. (A folder of such a name is './NAME:/...'.)"
+        f"{argument}={text!r} is a URL, and only local files can be read and written here. Pass "
+        f"the path of a local or mounted file system{f' ({mounted})' if mounted else ''}, and copy "
+        "to and from stores with `publish`. (A folder of such a name is './NAME:/...'.)"
     )
+
+
+def is_url(path: str | os.PathLike[str]) -> bool:
+    """Returns whether a path is a URL of a store, not of a local or mounted file system."""
+    if not isinstance(path, str) or not _URL.match(path):
+        return False
+    return path.partition(":")[0].lower() not in ("file", "dbfs")
 
 
 def exists(path: str | os.PathLike[str], follow: bool = True) -> bool:

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from tf_dynemb._presence import exists, local_path, remove_tree
+from tf_dynemb._presence import exists, is_url, local_path, remove_tree
 from tf_dynemb.chains.snapshot_copy import without_training, write_manifest
+from tf_dynemb.chains.stores import Store
 from tf_dynemb.chains.thinning import ThinCopies, Thinning
-from tf_dynemb.storage import Chain, Snapshot
-from tf_dynemb.storage.chain import MANIFEST, Name, list_snapshots
+from tf_dynemb.storage import Chain, DataLossError, Snapshot
+from tf_dynemb.storage.chain import (
+    LOSSES,
+    MANIFEST,
+    Name,
+    list_snapshots,
+    read_again,
+    since_last_base,
+)
 from tf_dynemb.storage.manifest import Manifest
 from tf_dynemb.storage.publication import (
     locked,
     make_directory,
     prune_locked,
     remove_unpublished,
+    superseded,
     sync_directory,
     unpublished,
 )
@@ -56,9 +66,13 @@ def publish(
     (`tf_dynemb.Variable`) keep all of their rows. Lookups of keys that fell out are lookups of keys
     that the table does not have.
 
+    One of both paths can be a URL that `fsspec` knows, such as `s3://bucket/served`: of a copy to
+    store, or of a stored copy to make a local one of, which models and readers follow. Snapshots
+    appear as a whole there, too; of two writers one is told that the other one was first.
+
     Args:
-        path: the copy, a directory that is created if it does not exist.
-        from_: the chain.
+        path: the copy, a directory that is created if it does not exist, or a URL.
+        from_: the chain, or the URL of a stored copy.
         keep: the number of bases before the last one that stay in the copy, with their deltas.
         rows: the format of vectors: "float32", "float16", "bfloat16", "int8" (a scale for each row:
             dimension + 2 bytes), "int4" (a scale and a bias: dimension / 2 + 4 bytes). Lookups of
@@ -80,43 +94,49 @@ def publish(
             there are more reads the scores of all rows of the copy.
 
     Returns:
-        The snapshots that the call has published in the copy.
+        The snapshots that the call has published in the copy; if that is a URL, those of `from_`.
 
     Raises:
         DataLossError: the chain is damaged. The copy has the snapshots before the damage.
         FileNotFoundError: there is no snapshot at `from_`.
+        ImportError: the package that knows a URL is not installed.
         RuntimeError: another process writes at `path`.
         TypeError: `where` has an unknown condition, or one with a value of another type.
         ValueError: `path` has snapshots of another chain, or later ones, or ones that `publish` has
             not made, or is the chain, a snapshot or a SavedModel; or `keep` is negative; or `rows`,
             `where` or `max_rows` has a wrong value, or names a table that the chain does not have,
-            or has a condition that does not go with a table.
-        OSError: an error of the file system.
+            or has a condition that does not go with a table; or both paths are URLs.
+        OSError: an error of the file system or the store.
     """
-    target, source = local_path(path, "path"), local_path(from_, "from_")
     if isinstance(keep, bool) or not isinstance(keep, int) or keep < 0:
         raise ValueError(f"keep must be a number of bases, got {keep!r}.")
+    urls = [str(each) for each in (path, from_) if is_url(each)]
+    if urls and not (rows is where is max_rows is None):
+        raise ValueError(
+            f"rows, where and max_rows are for local copies: publish one, and then that one, to or "
+            f"from {urls[0]}."
+        )
+    if len(urls) == 2:
+        raise ValueError(f"path or from_ must be local, got {urls[0]!r} and {urls[1]!r}.")
+    if is_url(path):
+        return _upload(Store(str(path)), local_path(from_, "from_"), keep)
+    target = local_path(path, "path")
     if exists(target / MANIFEST) or exists(target / "saved_model.pb"):
         what = "a snapshot" if exists(target / MANIFEST) else "a SavedModel"
         raise ValueError(f"{target} is {what}, so none can be published in it.")
+    if is_url(from_):
+        return _download(Store(str(from_)), target, keep)
+    source = local_path(from_, "from_")
     if exists(target) and os.path.samefile(target, source):
         raise ValueError(f"{target} is the chain itself: publish to another path.")
     # Before anything is created:
     first = Chain.load(source, lambda chain: chain.snapshots[0])
     Thinning.of(rows, where, max_rows, None).check_tables(first.manifest)
     if first.manifest.kind == "delta" and not exists(target):
-        _check_continues(target, None, first)
-    make_directory(target)
+        _check_continues(str(target), None, first.manifest, str(first.directory))
     published: list[Snapshot] = []
-    with locked(target) as is_locked:
-        if is_locked:
-            remove_unpublished(target)
-        names = list_snapshots(target)
-        last = Snapshot(target / str(names[-1])).manifest if names else None
-        if last is not None and last.copy is None:
-            raise ValueError(
-                f"{target} has snapshots that publish has not made: publish to another path."
-            )
+    with _target(target) as names:
+        last = _last(target, names)
         thinning = Thinning.of(rows, where, max_rows, None if last is None else last.copy)
         Chain.load(source, lambda chain: _go_on(target, chain, keep, thinning, published))
         if last is not None and not published:
@@ -125,37 +145,148 @@ def publish(
     return [snapshot for snapshot in published if exists(snapshot.directory)]
 
 
+@contextlib.contextmanager
+def _target(target: pathlib.Path) -> Iterator[list[Name]]:
+    """A context in which this process alone publishes at a path, with the snapshots there."""
+    make_directory(target)
+    with locked(target) as is_locked:
+        if is_locked:
+            remove_unpublished(target)
+        yield list_snapshots(target)
+
+
+def _last(target: pathlib.Path, names: Sequence[Name]) -> Manifest | None:
+    """Returns the manifest of the last snapshot of a copy, if it has one."""
+    last = Snapshot(target / str(names[-1])).manifest if names else None
+    _check_copy(str(target), last)
+    return last
+
+
+def _base(target: pathlib.Path) -> Manifest:
+    """Returns the manifest of the first snapshot of the chain at a path."""
+    return Chain.open(target).snapshots[0].manifest
+
+
+def _check_copy(target: str, last: Manifest | None) -> None:
+    """Raises ValueError if the last snapshot at a path is not one of a copy."""
+    if last is not None and last.copy is None:
+        raise ValueError(
+            f"{target} has snapshots that publish has not made: publish to another path."
+        )
+
+
 def _go_on(
     target: pathlib.Path, chain: Chain, keep: int, thinning: Thinning, published: list[Snapshot]
 ) -> None:
     """Copies the snapshots of a chain that the target, whose lock is held, does not have."""
     names = list_snapshots(target)
-    last = Snapshot(target / str(names[-1])).manifest if names else None
+    last = _last(target, names)
     thinning.check_tables(chain.snapshots[0].manifest)
     copies = ThinCopies(target, thinning)
     copies.note_times(chain)
-    # The last one may have been merged from others.
-    there = {name.id for name in names}.union(() if last is None else last.ids)
-    copied = [place for place, each in enumerate(chain.snapshots) if each.manifest.id in there]
-    missing = chain.snapshots[copied[-1] + 1 if copied else 0 :]
+    missing = chain.snapshots[_place_after([s.manifest.id for s in chain.snapshots], names, last) :]
     if missing:
-        _check_continues(target, last, missing[0])
-    for number, snapshot in enumerate(missing, names[-1].number + 1 if names else 1):
+        first, where = missing[0].manifest, str(missing[0].directory)
+        _check_continues(str(target), last, first, where, lambda: _base(target))
+    for snapshot in missing:
         manifest = snapshot.manifest
         snapshot.verify(files=[file for file, _ in without_training(manifest).files_of_ranks])
-        directory = target / str(Name(number, manifest.kind, manifest.id))
-        unfinished = unpublished(target, manifest.id)
-        unfinished.mkdir()
-        try:
+        with _publishing(target, manifest, keep) as (unfinished, directory):
             copies.write(snapshot, unfinished)
-            os.rename(unfinished, directory)
-        finally:
-            remove_tree(unfinished)
-        sync_directory(target)
         published.append(Snapshot(directory))
         copies.published(published[-1])
-        if manifest.kind == "base":
-            prune_locked(target, keep)
+
+
+def _place_after(ids: Sequence[str], names: Sequence[Name], last: Manifest | None) -> int:
+    """Returns the place in a chain after the last snapshot that a copy has."""
+    # The last one of the copy may have been merged from others.
+    there = {name.id for name in names}.union(() if last is None else last.ids)
+    return next((place for place in range(len(ids), 0, -1) if ids[place - 1] in there), 0)
+
+
+@contextlib.contextmanager
+def _publishing(
+    target: pathlib.Path, manifest: Manifest, keep: int
+) -> Iterator[tuple[pathlib.Path, pathlib.Path]]:
+    """A context in which a snapshot is written, and after which it is published.
+
+    Yields:
+        The directory to write it to, and the one that it is published in.
+    """
+    names = list_snapshots(target)
+    number = names[-1].number + 1 if names else 1
+    directory = target / str(Name(number, manifest.kind, manifest.id))
+    unfinished = unpublished(target, manifest.id)
+    unfinished.mkdir()
+    try:
+        yield unfinished, directory
+        os.rename(unfinished, directory)
+    finally:
+        remove_tree(unfinished)
+    sync_directory(target)
+    if manifest.kind == "base":
+        prune_locked(target, keep)
+
+
+def _upload(store: Store, source: pathlib.Path, keep: int) -> list[Snapshot]:
+    """Publishes the snapshots of a local chain that a store does not have; returns them."""
+    published: list[Snapshot] = []
+
+    def go_on(chain: Chain) -> None:
+        names = store.names()
+        last = store.manifest(names[-1]) if names else None
+        _check_copy(store.url, last)
+        ids = [snapshot.manifest.id for snapshot in chain.snapshots]
+        missing = chain.snapshots[_place_after(ids, names, last) :]
+        if missing:
+            first, where = missing[0].manifest, str(missing[0].directory)
+            base = since_last_base(names)[:1]
+            _check_continues(store.url, last, first, where, lambda: store.manifest(base[0]))
+        for number, snapshot in enumerate(missing, names[-1].number + 1 if names else 1):
+            manifest = without_training(snapshot.manifest)
+            manifest = dataclasses.replace(manifest, copy=manifest.copy or {})
+            snapshot.verify(files=[file for file, _ in manifest.files_of_ranks])
+            store.put(Name(number, manifest.kind, manifest.id), snapshot.directory, manifest)
+            published.append(snapshot)
+            if manifest.kind == "base":
+                store.remove(superseded(store.names(), keep))
+
+    Chain.load(source, go_on)
+    return published
+
+
+def _download(store: Store, target: pathlib.Path, keep: int) -> list[Snapshot]:
+    """Publishes the snapshots of a store that a local copy does not have; returns them."""
+    published: list[Snapshot] = []
+
+    def list_names() -> list[str]:
+        names = [str(name) for name in since_last_base(store.names())]
+        if not names:
+            raise FileNotFoundError(f"{store.url} holds no snapshot.")
+        return names
+
+    def go_on(remote: list[str]) -> None:
+        here = list_snapshots(target)
+        last = _last(target, here)
+        chain = [name for name in map(Name.parse, remote) if name is not None]
+        missing = chain[_place_after([name.id for name in chain], here, last) :]
+        for name in missing:
+            manifest = store.manifest(name)
+            if manifest.id != name.id:
+                raise DataLossError(f"{store.url}/{name} has the manifest of {manifest.id}.")
+            if name == missing[0]:
+                where = f"{store.url}/{name}"
+                _check_continues(str(target), last, manifest, where, lambda: _base(target))
+            with _publishing(target, manifest, keep) as (unfinished, directory):
+                store.get(name, unfinished)
+                Snapshot(unfinished).verify()
+                sync_directory(unfinished)
+            published.append(Snapshot(directory))
+
+    list_names()  # before anything is created
+    with _target(target):
+        read_again(list_names, go_on, lambda error: isinstance(error, LOSSES))
+    return [snapshot for snapshot in published if exists(snapshot.directory)]
 
 
 def _remember(directory: pathlib.Path, thinning: Thinning) -> None:
@@ -174,27 +305,39 @@ def _remember(directory: pathlib.Path, thinning: Thinning) -> None:
     sync_directory(directory)
 
 
-def _check_continues(target: pathlib.Path, last: Manifest | None, first: Snapshot) -> None:
-    """Raises ValueError unless a snapshot can follow what is at a path, whose last is `last`."""
-    manifest = first.manifest
-    if manifest.kind == "delta":
-        if last is None or manifest.parent not in last.ids:
+def _check_continues(
+    target: str,
+    last: Manifest | None,
+    first: Manifest,
+    where: str,
+    base: Callable[[], Manifest] | None = None,
+) -> None:
+    """Raises ValueError unless a snapshot can follow what is at a path.
+
+    Args:
+        target: the path.
+        last: the last snapshot there; None: there is none.
+        first: the snapshot.
+        where: the place of it, for errors.
+        base: returns the first snapshot of the chain at the path.
+    """
+    if first.kind == "delta":
+        if last is None or first.parent not in last.ids:
             what = "is empty" if last is None else f"ends with {last.id}"
             raise ValueError(
-                f"{first.directory} is a delta that continues {manifest.parent}, but {target} "
-                f"{what}."
+                f"{where} is a delta that continues {first.parent}, but {target} {what}."
             )
-    elif last is not None and last.id not in (*manifest.ids, *manifest.after):
+    elif last is not None and base is not None and last.id not in (*first.ids, *first.after):
         # A base has the ids of the latest snapshots before it only, but a table its history.
-        histories = {entry.name: entry.history for entry in manifest.tables}
-        before = Chain.open(target).snapshots[0].manifest.tables
+        histories = {entry.name: entry.history for entry in first.tables}
+        before = base().tables
         if not all(each.history and each.history == histories.get(each.name) for each in before):
             raise ValueError(
-                f"{target} has snapshots of other tables than {first.directory}, which would "
-                "replace them: publish to another path."
-            )
-        if manifest.watermark < last.watermark:
-            raise ValueError(
-                f"{target} has later snapshots than {first.directory}, which would replace them: "
+                f"{target} has snapshots of other tables than {where}, which would replace them: "
                 "publish to another path."
+            )
+        if first.watermark < last.watermark:
+            raise ValueError(
+                f"{target} has later snapshots than {where}, which would replace them: publish to "
+                "another path."
             )

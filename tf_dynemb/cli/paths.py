@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import pathlib
 
-from tf_dynemb._presence import local_path
+from tf_dynemb._presence import is_url, local_path
 from tf_dynemb.chains.saved_models import is_model, served_tables
 
 
@@ -15,6 +15,11 @@ def argument(text: str) -> pathlib.Path:
         return local_path(text, "PATH")
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def path_or_url(text: str) -> pathlib.Path | str:
+    """Converts an argument that can be a URL, for argparse."""
+    return text if is_url(text) else argument(text)
 
 
 def chain_of(path: pathlib.Path) -> pathlib.Path:

@@ -13,8 +13,12 @@ from tf_dynemb.storage.vector_format import FORMATS
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
-    parser.add_argument("source", metavar="SOURCE", type=paths.argument, help="a chain")
-    parser.add_argument("target", metavar="TARGET", type=paths.argument, help="its copy")
+    parser.add_argument(
+        "source", metavar="SOURCE", type=paths.path_or_url, help="a chain, or the URL of a copy"
+    )
+    parser.add_argument(
+        "target", metavar="TARGET", type=paths.path_or_url, help="its copy, or the URL of one"
+    )
     parser.add_argument(
         "--keep",
         type=int,

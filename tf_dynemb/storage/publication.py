@@ -272,12 +272,16 @@ def prune(path: str | os.PathLike[str], keep: int = 0) -> list[Name]:
 
 def prune_locked(path: pathlib.Path, keep: int) -> list[Name]:
     """Same as `prune`, for the holder of the lock."""
-    names = list_snapshots(path)
-    bases = [place for place, name in enumerate(names) if name.kind == "base"]
-    superseded = names[: bases[-1 - min(keep, len(bases) - 1)]] if bases else []
-    for name in superseded:
+    gone = superseded(list_snapshots(path), keep)
+    for name in gone:
         remove_tree(path / str(name))
-    return superseded
+    return gone
+
+
+def superseded(names: list[Name], keep: int) -> list[Name]:
+    """Returns the snapshots before the last bases: before the last one, and `keep` before it."""
+    bases = [place for place, name in enumerate(names) if name.kind == "base"]
+    return names[: bases[-1 - min(keep, len(bases) - 1)]] if bases else []
 
 
 def unpublished(path: str | os.PathLike[str], id_: str) -> pathlib.Path:

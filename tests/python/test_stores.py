@@ -1,0 +1,398 @@
+"""Copies of chains in object stores: an S3 server, and `fsspec`'s memory."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from unittest import mock
+
+import boto3
+import fsspec
+import numpy as np
+import pytest
+from chain_writer import Form
+from cli_helpers import fails, run
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_served_copy import FORM, Trainer, answers
+
+from tf_dynemb import cli
+from tf_dynemb.chains import stores
+from tf_dynemb.chains.publish import publish
+from tf_dynemb.chains.stores import Store
+from tf_dynemb.serving import Reader
+from tf_dynemb.storage import Chain, DataLossError
+from tf_dynemb.storage.chain import Name, list_snapshots
+
+BUCKET = "snapshots"
+
+
+@pytest.fixture(scope="module")
+def server():
+    """The URL of an S3 server."""
+    from moto.server import ThreadedMotoServer
+
+    started = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    started.start()
+    host, port = started.get_host_and_port()
+    yield f"http://{host}:{port}"
+    started.stop()
+
+
+@pytest.fixture
+def s3(server, monkeypatch):
+    """The URL of an empty folder in a bucket."""
+    for name, value in {
+        "AWS_ENDPOINT_URL": server,
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    client = boto3.client("s3")
+    with contextlib.suppress(client.exceptions.BucketAlreadyOwnedByYou):
+        client.create_bucket(Bucket=BUCKET)
+    fsspec.filesystem("s3").clear_instance_cache()
+    folder = os.urandom(6).hex()
+    return f"s3://{BUCKET}/{folder}/served"
+
+
+def objects(url):
+    """The names of the objects below a URL."""
+    fs, root = fsspec.core.url_to_fs(url)
+    fs.invalidate_cache()
+    return sorted(place.removeprefix(root + "/") for place in fs.find(root))
+
+
+def test_a_chain_there_and_back(tmp_path, s3):
+    trainer = Trainer(tmp_path / "chain")
+    assert Store(s3).names() == []
+    with pytest.raises(FileNotFoundError, match="holds no snapshot"):
+        publish(tmp_path / "local", from_=s3)
+    assert not (tmp_path / "local").exists()
+    trainer.do("base", {1, 2, 3})
+    trainer.do("delta", {2, 4})
+    published = publish(s3, from_=trainer.path)
+    assert [each.directory.parent for each in published] == [trainer.path] * 2
+    names = [str(name) for name in list_snapshots(trainer.path)]
+    assert [str(name) for name in Store(s3).names()] == names
+    assert not any("state" in each for each in objects(s3))
+    assert [each for each in objects(s3) if "/" not in each] == ["00000001", "00000002"]
+    assert publish(s3, from_=trainer.path) == []
+    copied = publish(tmp_path / "local", from_=s3)
+    assert [each.directory.name for each in copied] == names
+    assert cli.main(["verify", str(tmp_path / "local")]) == 0
+    reader = Reader(tmp_path / "local")
+    assert answers(reader) == answers(Reader(trainer.path))
+    trainer.do("delta", {5})
+    publish(s3, from_=trainer.path)
+    publish(tmp_path / "local", from_=s3)
+    reader.follow()
+    assert answers(reader) == answers(Reader(trainer.path))
+    assert publish(tmp_path / "local", from_=s3) == []
+    # A base takes the place of the snapshots before it.
+    trainer.do("base", {6})
+    publish(s3, from_=trainer.path)
+    assert [name.kind for name in Store(s3).names()] == ["base"]
+    assert {each.partition("/")[0] for each in objects(s3)} == {
+        "00000004",
+        str(Store(s3).names()[0]),
+    }
+    publish(tmp_path / "local", from_=s3, keep=1)
+    assert len(list_snapshots(tmp_path / "local")) == 4
+    reader.follow()
+    assert answers(reader) == answers(Reader(trainer.path))
+
+
+def test_a_thin_copy_there_and_back(capsys, tmp_path, s3):
+    trainer = Trainer(tmp_path / "chain", Form(8, history="ab" * 16))
+    trainer.form = FORM
+    trainer.do("base", set(range(9)))
+    publish(tmp_path / "thin", from_=trainer.path, rows="int8", max_rows=4)
+    assert run(capsys, "publish", tmp_path / "thin", s3)[0] == 0
+    code, out = run(capsys, "publish", s3, tmp_path / "local")
+    assert (code, out.splitlines()[-1]) == (0, "published: 1")
+    assert answers(Reader(tmp_path / "local")) == answers(Reader(tmp_path / "thin"))
+    assert Chain.open(tmp_path / "local").last.manifest.copy["max_rows"] == 4
+
+
+ACTIONS = st.sampled_from(["base", "delta", "delta", "merge", "put", "put", "get"])
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(ACTIONS, st.sets(st.integers(0, 19), max_size=5)), max_size=14))
+def test_copies_follow(tmp_path_factory, steps):
+    """Whatever happens to the chain between two calls."""
+    folder = tmp_path_factory.mktemp("store")
+    url = f"memory://{folder.name}{os.urandom(4).hex()}"
+    trainer = Trainer(folder / "chain")
+    trainer.do("base", {1, 2, 3})
+    publish(url, from_=trainer.path)
+    last = answers(Reader(trainer.path))
+    for action, keys in [*steps, ("put", ()), ("get", ())]:
+        if action == "put":
+            publish(url, from_=trainer.path)
+            last = answers(Reader(trainer.path))
+        elif action == "get":
+            publish(folder / "local", from_=url)
+            assert answers(Reader(folder / "local")) == last
+        else:
+            trainer.do(action, keys)
+    assert cli.main(["verify", str(folder / "local")]) == 0
+    shutil.rmtree(folder)
+
+
+def test_two_writers(tmp_path, s3):
+    """One publishes a number, and the other is told; what it has left is removed later."""
+    trainers = [Trainer(tmp_path / name) for name in ("a", "b")]
+    for trainer in trainers:
+        trainer.do("base", {1})
+    publish(s3, from_=trainers[0].path)
+    shutil.rmtree(trainers[1].path)
+    shutil.copytree(trainers[0].path, trainers[1].path)
+    trainers[1].last, trainers[1].tick = trainers[0].last, trainers[0].tick
+    for trainer in trainers:
+        trainer.do("delta", {2})
+    real = Store.put
+
+    def late(store, name, directory, manifest):
+        """Another process publishes while this one writes."""
+        with mock.patch.object(Store, "put", real):
+            publish(s3, from_=trainers[0].path)
+        real(store, name, directory, manifest)
+
+    with (
+        mock.patch.object(Store, "put", late),
+        pytest.raises(RuntimeError, match="another process has published 00000002-delta-"),
+    ):
+        publish(s3, from_=trainers[1].path)
+    ids = [trainers[0].last.id]
+    assert [name.id for name in Store(s3).names()][1:] == ids
+    assert len({each.partition("/")[0] for each in objects(s3) if "/" in each}) == 3
+    publish(tmp_path / "local", from_=s3)
+    assert Reader(tmp_path / "local").id == ids[0]
+    with pytest.raises(ValueError, match=r"is a delta that continues .* ends with"):
+        publish(s3, from_=trainers[1].path)
+    trainers[0].do("delta", {3})
+    publish(s3, from_=trainers[0].path)
+    assert len({each.partition("/")[0] for each in objects(s3) if "/" in each}) == 3
+
+
+class Failing:
+    """A store in which the calls of the library fail from one on."""
+
+    def __init__(self, after, error):
+        self.left, self.error = after, error
+
+    def __call__(self, real):
+        def call(*args, **options):
+            self.left -= 1
+            if self.left < 0:
+                raise self.error
+            return real(*args, **options)
+
+        return call
+
+
+CALLS = ("put_file", "pipe_file", "get_file", "cat_file", "ls", "rm_file", "rm")
+
+
+@pytest.mark.parametrize("direction", ["up", "down"])
+def test_requests_that_fail(tmp_path, direction):
+    """Wherever it fails, there are whole snapshots, and the next call goes on."""
+    trainer = Trainer(tmp_path / "chain")
+    trainer.do("base", {1, 2, 3})
+    old = f"memory://old{os.urandom(4).hex()}"
+    publish(old, from_=trainer.path)
+    trainer.do("delta", {2, 4})
+    trainer.do("base", {5})
+    trainer.do("delta", {6})
+    new = f"memory://new{os.urandom(4).hex()}"
+    publish(new, from_=trainer.path)
+    fs = fsspec.filesystem("memory")
+    lengths = []
+    while lengths[-1:] != ["done"]:
+        url = f"memory://{os.urandom(6).hex()}"
+        local = tmp_path / os.urandom(4).hex()
+        fs.copy(old, url, recursive=True)
+        fail = Failing(len(lengths), ConnectionError("planted"))
+        target, source = (url, trainer.path) if direction == "up" else (local, new)
+        with contextlib.ExitStack() as stack, mock.patch.object(stores, "_FILES", 1):
+            for name in CALLS:
+                stack.enter_context(mock.patch.object(fs, name, fail(getattr(fs, name))))
+            try:
+                publish(target, from_=source)
+                lengths.append("done")
+            except ConnectionError:
+                lengths.append("failed")
+        if direction == "up":
+            publish(tmp_path / "check", from_=url)  # what is published is whole
+            shutil.rmtree(tmp_path / "check")
+        elif local.exists():
+            assert not list(local.glob(".tmp-*"))
+            assert not list_snapshots(local) or cli.main(["verify", str(local)]) == 0
+        publish(target, from_=source)
+        where = local
+        if direction == "up":
+            publish(local, from_=url)
+        assert answers(Reader(where)) == answers(Reader(trainer.path))
+    assert len(lengths) > 15
+
+
+def test_damage_in_a_store(tmp_path):
+    trainer = Trainer(tmp_path / "chain")
+    trainer.do("base", {1, 2, 3})
+    url = f"memory://{os.urandom(6).hex()}"
+    publish(url, from_=trainer.path)
+    trainer.do("delta", {2})
+    publish(url, from_=trainer.path)
+    fs, root = fsspec.core.url_to_fs(url)
+    (file,) = (each for each in fs.find(root) if "delta" in each and "vectors" in each)
+    content = fs.cat_file(file)
+    fs.pipe_file(file, content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(DataLossError, match=r"000\.r0\.vectors\.npy is damaged"):
+        publish(tmp_path / "local", from_=url)
+    assert [name.kind for name in list_snapshots(tmp_path / "local")] == ["base"]
+    assert not list((tmp_path / "local").glob(".tmp-*"))
+    fs.pipe_file(file, content)
+    publish(tmp_path / "local", from_=url)
+    assert answers(Reader(tmp_path / "local")) == answers(Reader(trainer.path))
+    # A directory whose number is not published is not read.
+    stray = Name(9, "delta", "ab" * 16)
+    fs.pipe_file(f"{root}/{stray}/MANIFEST.json", b"half")
+    assert publish(tmp_path / "local", from_=url) == []
+
+
+def test_what_is_refused(capsys, tmp_path, monkeypatch):
+    trainer = Trainer(tmp_path / "chain")
+    trainer.do("base", {1})
+    url = f"memory://{os.urandom(6).hex()}"
+    with pytest.raises(ValueError, match="rows, where and max_rows are for local copies"):
+        publish(url, from_=trainer.path, rows="int8")
+    with pytest.raises(ValueError, match="path or from_ must be local, got"):
+        publish(url, from_="s3://b/c")
+    with pytest.raises(FileNotFoundError, match="holds no snapshot"):
+        publish(url, from_=tmp_path / "nothing")
+    with pytest.raises(FileNotFoundError, match=f"{url} holds no snapshot"):
+        publish(tmp_path / "local", from_=url)
+    publish(url, from_=trainer.path)
+    with pytest.raises(ValueError, match="has snapshots that publish has not made"):
+        publish(trainer.path, from_=url)
+    other = Trainer(tmp_path / "other", Form(2, state_width=2, history="cd" * 16))
+    other.do("base", {1})
+    with pytest.raises(ValueError, match="has snapshots of other tables than"):
+        publish(url, from_=other.path)
+    message = fails(capsys, 2, "publish", trainer.path, "nosuch://bucket/x")
+    assert "nosuch" in message
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    with mock.patch.dict("fsspec.registry._registry", clear=False) as registry:
+        registry.pop("s3", None)
+        message = fails(capsys, 2, "publish", trainer.path, "s3://bucket/x")
+    assert "pip install tf_dynemb[s3]" in message
+
+
+def test_wrong_credentials_and_servers(tmp_path, s3, monkeypatch):
+    """The error says what is wrong, and nothing is created."""
+    with pytest.raises(OSError, match=r"(?i)bucket"):
+        publish(tmp_path / "local", from_="s3://nosuchbucket1234/served")
+    assert not (tmp_path / "local").exists()
+    trainer = Trainer(tmp_path / "chain")
+    trainer.do("base", {1})
+    with pytest.raises(OSError, match=r"(?i)bucket"):
+        publish("s3://nosuchbucket1234/served", from_=trainer.path)
+
+
+class Cutting:
+    """A proxy of a server that answers some requests with an error, or cuts their connection."""
+
+    def __init__(self, server, every):
+        host, port = server.removeprefix("http://").split(":")
+        self._server, self._every, self._count = (host, int(port)), every, 0
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self.faults = 0
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self):
+        self._listener.close()
+
+    def _accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client):
+        with contextlib.suppress(OSError), client:
+            upstream = socket.create_connection(self._server)
+            with upstream:
+                threading.Thread(target=self._back, args=(upstream, client), daemon=True).start()
+                while data := client.recv(1 << 16):
+                    if data[:4] in (b"GET ", b"PUT ", b"POST", b"HEAD", b"DELE"):
+                        self._count += 1
+                        if self._count % self._every == 0:
+                            self.faults += 1
+                            if self._count // self._every % 2:
+                                client.sendall(
+                                    b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\n"
+                                    b"Connection: close\r\n\r\n"
+                                )
+                            return  # cuts the connection
+                    upstream.sendall(data)
+
+    def _back(self, upstream, client):
+        with contextlib.suppress(OSError):
+            while data := upstream.recv(1 << 16):
+                client.sendall(data)
+            client.shutdown(socket.SHUT_RDWR)
+
+
+def test_errors_that_pass(tmp_path, s3, server, monkeypatch):
+    """The library tries again."""
+    proxy = Cutting(server, every=7)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+    fsspec.filesystem("s3").clear_instance_cache()
+    trainer = Trainer(tmp_path / "chain")
+    trainer.do("base", {1, 2, 3})
+    for key in range(4, 8):
+        trainer.do("delta", {key})
+        publish(s3, from_=trainer.path)
+        publish(tmp_path / "local", from_=s3)
+        assert answers(Reader(tmp_path / "local")) == answers(Reader(trainer.path))
+    proxy.close()
+    assert proxy.faults > 5
+
+
+KILLED = """
+import sys, tf_dynemb.chains.publish as p
+p.publish(sys.argv[1], from_=sys.argv[2])
+"""
+
+
+@pytest.mark.slow
+def test_writers_that_are_killed(tmp_path, s3):
+    """At any moment: what is published is whole, and the next call goes on."""
+    trainer = Trainer(tmp_path / "chain")
+    trainer.do("base", set(range(20)))
+    rng = np.random.default_rng(0)
+    killed = 0
+    for step in range(14):
+        trainer.do("base" if step % 5 == 4 else "delta", {int(rng.integers(0, 20))})
+        process = subprocess.Popen([sys.executable, "-c", KILLED, s3, str(trainer.path)])
+        time.sleep(float(rng.uniform(0.5, 2.0)))
+        killed += process.poll() is None
+        process.kill()
+        process.wait()
+        if Store(s3).names():
+            publish(tmp_path / "check", from_=s3)
+            assert cli.main(["verify", str(tmp_path / "check")]) == 0
+    publish(s3, from_=trainer.path)
+    publish(tmp_path / "check", from_=s3)
+    assert answers(Reader(tmp_path / "check")) == answers(Reader(trainer.path))
+    assert killed
