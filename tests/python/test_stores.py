@@ -20,6 +20,7 @@ from chain_writer import Form
 from cli_helpers import fails, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from storage_helpers import flipped
 from test_served_copy import FORM, Trainer, answers
 
 from tf_dynemb import cli
@@ -184,17 +185,91 @@ def test_two_writers(tmp_path, s3):
     assert len({each.partition("/")[0] for each in objects(s3) if "/" in each}) == 3
 
 
-class Failing:
-    """A store in which the calls of the library fail from one on."""
+def test_a_base_that_replaces_what_is_read(tmp_path):
+    """A reader that loses files begins again."""
+    trainer = Trainer(tmp_path / "chain")
+    trainer.do("base", {1})
+    url = f"memory://{os.urandom(6).hex()}"
+    publish(url, from_=trainer.path)
+    trainer.do("base", {2})
+    real = Store.get
 
-    def __init__(self, after, error):
-        self.left, self.error = after, error
+    def late(store, name, directory):
+        with mock.patch.object(Store, "get", real):
+            publish(url, from_=trainer.path)
+        real(store, name, directory)
+
+    with mock.patch.object(Store, "get", late):
+        (published,) = publish(tmp_path / "local", from_=url)
+    assert published.manifest.id == trainer.last.id
+    assert not list((tmp_path / "local").glob(".tmp-*"))
+
+
+def test_a_directory_with_another_snapshot(tmp_path):
+    trainer = Trainer(tmp_path / "chain")
+    trainer.do("base", {1})
+    url = f"memory://{os.urandom(6).hex()}"
+    publish(url, from_=trainer.path)
+    trainer.do("delta", {2})
+    publish(url, from_=trainer.path)
+    fs, root = fsspec.core.url_to_fs(url)
+    first, second = (f"{root}/{name}/MANIFEST.json" for name in Store(url).names())
+    fs.pipe_file(second, fs.cat_file(first))
+    with pytest.raises(DataLossError, match="has the manifest of"):
+        publish(tmp_path / "local", from_=url)
+
+
+def test_urls_of_local_files(tmp_path):
+    trainer = Trainer(tmp_path / "chain")
+    trainer.do("base", {1})
+    publish(f"file://{tmp_path}/copy", from_=f"file:{trainer.path}", rows="int8")
+    assert len(list_snapshots(tmp_path / "copy")) == 1
+    for url in ("file://host/x", "dbfs:/x"):
+        with pytest.raises(ValueError, match="is a URL, and only local files"):
+            publish(url, from_=trainer.path)
+
+
+def test_an_answer_that_was_lost(tmp_path):
+    """The library tries to create an object again that it has created."""
+    trainer = Trainer(tmp_path / "chain")
+    trainer.do("base", {1})
+    url = f"memory://{os.urandom(6).hex()}"
+    fs = fsspec.filesystem("memory")
+    real = fs.pipe_file
+
+    def twice(path, value, mode="overwrite"):
+        real(path, value, mode=mode)
+        if mode == "create":
+            real(path, value, mode=mode)
+
+    with mock.patch.object(fs, "pipe_file", twice):
+        publish(url, from_=trainer.path)
+    assert len(Store(url).names()) == 1
+
+
+def test_other_processes_are_seen(tmp_path, s3):
+    """`fsspec` remembers what a folder had."""
+    trainer = Trainer(tmp_path / "chain")
+    trainer.do("base", {1})
+    publish(s3, from_=trainer.path)
+    for number in (2, 3):
+        trainer.do("delta", {2})
+        assert len(Store(s3).names()) == number - 1
+        subprocess.run([sys.executable, "-c", KILLED, s3, str(trainer.path)], check=True)
+        assert len(Store(s3).names()) == number
+
+
+class Failing:
+    """Calls of the library, of which one fails, or all from it on."""
+
+    def __init__(self, after, once):
+        self.left, self.once = after, once
 
     def __call__(self, real):
         def call(*args, **options):
             self.left -= 1
-            if self.left < 0:
-                raise self.error
+            if self.left == -1 if self.once else self.left < 0:
+                raise ConnectionError("planted")
             return real(*args, **options)
 
         return call
@@ -204,7 +279,8 @@ CALLS = ("put_file", "pipe_file", "get_file", "cat_file", "ls", "rm_file", "rm")
 
 
 @pytest.mark.parametrize("direction", ["up", "down"])
-def test_requests_that_fail(tmp_path, direction):
+@pytest.mark.parametrize("once", [False, True])
+def test_requests_that_fail(tmp_path, direction, once):
     """Wherever it fails, there are whole snapshots, and the next call goes on."""
     trainer = Trainer(tmp_path / "chain")
     trainer.do("base", {1, 2, 3})
@@ -221,7 +297,7 @@ def test_requests_that_fail(tmp_path, direction):
         url = f"memory://{os.urandom(6).hex()}"
         local = tmp_path / os.urandom(4).hex()
         fs.copy(old, url, recursive=True)
-        fail = Failing(len(lengths), ConnectionError("planted"))
+        fail = Failing(len(lengths), once)
         target, source = (url, trainer.path) if direction == "up" else (local, new)
         with contextlib.ExitStack() as stack, mock.patch.object(stores, "_FILES", 1):
             for name in CALLS:
@@ -263,10 +339,28 @@ def test_damage_in_a_store(tmp_path):
     fs.pipe_file(file, content)
     publish(tmp_path / "local", from_=url)
     assert answers(Reader(tmp_path / "local")) == answers(Reader(trainer.path))
-    # A directory whose number is not published is not read.
-    stray = Name(9, "delta", "ab" * 16)
-    fs.pipe_file(f"{root}/{stray}/MANIFEST.json", b"half")
+    trainer.do("delta", {3})
+    local = Chain.open(trainer.path).last.directory / "000.r0.vectors.npy"
+    sound = local.read_bytes()
+    local.write_bytes(flipped(sound, len(sound) - 1))
+    before = objects(url)
+    with pytest.raises(DataLossError, match=str(local)):
+        publish(url, from_=trainer.path)
+    assert objects(url) == before
+    local.write_bytes(sound)
+    publish(url, from_=trainer.path)
+    publish(tmp_path / "local", from_=url)
+    # A directory whose number is not published is not read, and may be what another process writes.
+    strays = [Name(number, "delta", "ab" * 16) for number in (4, 9)]
+    for stray in strays:
+        fs.pipe_file(f"{root}/{stray}/MANIFEST.json", b"half")
     assert publish(tmp_path / "local", from_=url) == []
+    for there in (strays, strays[1:]):
+        trainer.do("delta", {2})
+        publish(url, from_=trainer.path)
+        publish(tmp_path / "local", from_=url)
+        assert answers(Reader(tmp_path / "local")) == answers(Reader(trainer.path))
+        assert [each for each in strays if fs.exists(f"{root}/{each}")] == there
 
 
 def test_what_is_refused(capsys, tmp_path, monkeypatch):
@@ -284,6 +378,15 @@ def test_what_is_refused(capsys, tmp_path, monkeypatch):
     publish(url, from_=trainer.path)
     with pytest.raises(ValueError, match="has snapshots that publish has not made"):
         publish(trainer.path, from_=url)
+    fs, root = fsspec.core.url_to_fs(url)
+    (name,) = Store(url).names()
+    ours = fs.cat_file(f"{root}/{name}/MANIFEST.json")
+    theirs = (trainer.path / str(name) / "MANIFEST.json").read_bytes()
+    fs.pipe_file(f"{root}/{name}/MANIFEST.json", theirs)
+    trainer.do("delta", {2})
+    with pytest.raises(ValueError, match=f"{url} has snapshots that publish has not made"):
+        publish(url, from_=trainer.path)
+    fs.pipe_file(f"{root}/{name}/MANIFEST.json", ours)
     other = Trainer(tmp_path / "other", Form(2, state_width=2, history="cd" * 16))
     other.do("base", {1})
     with pytest.raises(ValueError, match="has snapshots of other tables than"):
