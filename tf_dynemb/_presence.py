@@ -18,7 +18,8 @@ import warnings
 
 # The beginning of a URL: a scheme of two or more characters, so that no drive letter is one, and a
 # slash. `pathlib` makes `s3:/bucket` of `s3://bucket`. A name with a colon, such as `a:b`, is none.
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+# `fsspec` has URLs such as `simplecache::s3://bucket`.
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*::)*[A-Za-z][A-Za-z0-9+.-]+:/")
 _FILE_URL = re.compile(r"file:(?://(?:localhost)?)?(/(?!/).*)", re.IGNORECASE | re.DOTALL)
 
 # From linux/fcntl.h and linux/fs.h.

@@ -11,7 +11,7 @@ from typing import Any
 
 from tf_dynemb._presence import exists, is_url, local_path, remove_tree
 from tf_dynemb.chains.snapshot_copy import without_training, write_manifest
-from tf_dynemb.chains.stores import Store
+from tf_dynemb.chains.stores import Store, Stored
 from tf_dynemb.chains.thinning import ThinCopies, Thinning
 from tf_dynemb.storage import Chain, DataLossError, Snapshot
 from tf_dynemb.storage.chain import (
@@ -158,21 +158,18 @@ def _target(target: pathlib.Path) -> Iterator[list[Name]]:
 def _last(target: pathlib.Path, names: Sequence[Name]) -> Manifest | None:
     """Returns the manifest of the last snapshot of a copy, if it has one."""
     last = Snapshot(target / str(names[-1])).manifest if names else None
-    _check_copy(str(target), last)
+    if last is not None and last.copy is None:
+        raise ValueError(
+            f"{target} has snapshots that publish has not made: publish to another path."
+        )
+    if names and not any(name.kind == "base" for name in names):
+        raise DataLossError(f"{target} is damaged: it lacks the base of its deltas.")
     return last
 
 
 def _base(target: pathlib.Path) -> Manifest:
     """Returns the manifest of the first snapshot of the chain at a path."""
     return Chain.open(target).snapshots[0].manifest
-
-
-def _check_copy(target: str, last: Manifest | None) -> None:
-    """Raises ValueError if the last snapshot at a path is not one of a copy."""
-    if last is not None and last.copy is None:
-        raise ValueError(
-            f"{target} has snapshots that publish has not made: publish to another path."
-        )
 
 
 def _go_on(
@@ -233,23 +230,26 @@ def _upload(store: Store, source: pathlib.Path, keep: int) -> list[Snapshot]:
     published: list[Snapshot] = []
 
     def go_on(chain: Chain) -> None:
-        names = store.names()
-        last = store.manifest(names[-1]) if names else None
-        _check_copy(store.url, last)
+        here = store.snapshots()
+        names = [each.name for each in here]
+        last = store.manifest(here[-1]) if here else None
         ids = [snapshot.manifest.id for snapshot in chain.snapshots]
         missing = chain.snapshots[_place_after(ids, names, last) :]
         if missing:
             first, where = missing[0].manifest, str(missing[0].directory)
-            base = since_last_base(names)[:1]
+            base = [each for each in here if each.name in since_last_base(names)][:1]
             _check_continues(store.url, last, first, where, lambda: store.manifest(base[0]))
+            _check_thin(store.url, last, first, where)
+            store.remove_lost(names[-1].number + 1 if names else 1)
         for number, snapshot in enumerate(missing, names[-1].number + 1 if names else 1):
             manifest = without_training(snapshot.manifest)
             manifest = dataclasses.replace(manifest, copy=manifest.copy or {})
             snapshot.verify(files=[file for file, _ in manifest.files_of_ranks])
-            store.put(Name(number, manifest.kind, manifest.id), snapshot.directory, manifest)
+            store.put(number, snapshot.directory, manifest)
             published.append(snapshot)
-            if manifest.kind == "base":
-                store.remove(superseded(store.names(), keep))
+        here = store.snapshots()
+        gone = superseded([each.name for each in here], keep)
+        store.remove([each for each in here if each.name in gone])
 
     Chain.load(source, go_on)
     return published
@@ -258,35 +258,50 @@ def _upload(store: Store, source: pathlib.Path, keep: int) -> list[Snapshot]:
 def _download(store: Store, target: pathlib.Path, keep: int) -> list[Snapshot]:
     """Publishes the snapshots of a store that a local copy does not have; returns them."""
     published: list[Snapshot] = []
+    stored: dict[str, Stored] = {}
 
     def list_names() -> list[str]:
-        names = [str(name) for name in since_last_base(store.names())]
-        if not names:
-            raise FileNotFoundError(f"{store.url} holds no snapshot.")
-        return names
+        found = store.snapshots()
+        if not found:
+            raise FileNotFoundError(f"{store.url} holds no snapshot, or does not exist.")
+        stored.update({str(each.name): each for each in found})
+        return [str(name) for name in since_last_base([each.name for each in found])]
 
-    def go_on(remote: list[str]) -> None:
+    def go_on(names: list[str]) -> None:
         here = list_snapshots(target)
         last = _last(target, here)
-        chain = [name for name in map(Name.parse, remote) if name is not None]
-        missing = chain[_place_after([name.id for name in chain], here, last) :]
-        for name in missing:
-            manifest = store.manifest(name)
-            if manifest.id != name.id:
-                raise DataLossError(f"{store.url}/{name} has the manifest of {manifest.id}.")
-            if name == missing[0]:
-                where = f"{store.url}/{name}"
-                _check_continues(str(target), last, manifest, where, lambda: _base(target))
+        chain = [stored[name] for name in names]
+        for each in chain[_place_after([each.name.id for each in chain], here, last) :]:
+            manifest = store.manifest(each)
+            where = f"{store.url}/{each.directory}"
+            _check_continues(str(target), last, manifest, where, lambda: _base(target))
+            _check_thin(str(target), last, manifest, where)
             with _publishing(target, manifest, keep) as (unfinished, directory):
-                store.get(name, unfinished)
-                Snapshot(unfinished).verify()
+                store.get(each, manifest, unfinished)
+                try:
+                    Snapshot(unfinished).verify()
+                except DataLossError as error:
+                    raise DataLossError(str(error).replace(str(unfinished), where)) from error
                 sync_directory(unfinished)
             published.append(Snapshot(directory))
+            last = manifest
 
     list_names()  # before anything is created
     with _target(target):
         read_again(list_names, go_on, lambda error: isinstance(error, LOSSES))
     return [snapshot for snapshot in published if exists(snapshot.directory)]
+
+
+def _check_thin(target: str, last: Manifest | None, first: Manifest, where: str) -> None:
+    """Raises ValueError if a copy with fewer or smaller rows would go on with whole ones."""
+    thin, comes = (
+        each is not None and bool((each.copy or {}).keys() - {"clock"}) for each in (last, first)
+    )
+    if thin and not comes:
+        raise ValueError(
+            f"{target} has a copy with rows, where or max_rows, and {where} is of another copy: "
+            "publish it to another path."
+        )
 
 
 def _remember(directory: pathlib.Path, thinning: Thinning) -> None:
