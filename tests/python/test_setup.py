@@ -153,7 +153,7 @@ class TestRequirements:
                         found.add(module)
         found -= {*sys.stdlib_module_names, "tf_dynemb"}
         # Asked for where they are; for type checkers only; google.protobuf comes with TensorFlow.
-        found -= {"horovod", "google", "tf_keras", "typing_extensions"}
+        found -= {"horovod", "google", "tf_keras", "typing_extensions", "fsspec"}
         assert {"numpy", "matplotlib", "pyarrow", "tensorflow"} <= found
         packages = {"tensorflow": "tensorflow-cpu"}
         missing = {packages.get(name, name) for name in found} - requirements("requirements.txt")

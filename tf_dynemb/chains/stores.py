@@ -7,9 +7,9 @@ A store has no rename. What publishes a snapshot there is the creation of the ob
 all files of the snapshot are there. Of two writers of one number, the store lets one create it, and
 the other is told. Readers take only snapshots that are published, so they never see half of one.
 
-Each attempt to write a snapshot has a directory of its own, NUMBER-KIND-ID.TOKEN, so that no file
-of a published snapshot is ever written again, and no other program's files are: nothing else makes
-such names. A directory whose number, or a later one, was published by others is what a writer has
+Each attempt to write a snapshot makes a new directory, NUMBER-KIND-ID.TOKEN, so that no file of a
+published snapshot is ever written again, and no other program's files are: nothing else makes such
+names. A directory whose number, or a later one, was published by others is what a writer has
 left that failed. The next writer removes it.
 
 Retries of requests, credentials and endpoints are the library's: its configuration files and
