@@ -3,7 +3,7 @@
     python -m benchmarks.served_rows --ratings ratings.dat
 
 1. Bytes of vectors beside float32, at dimensions 16 and 64.
-2. Speed, at dimension 64: the publication of a copy, and lookups in an exported model of it, single
+2. Speed, at both: the publication of a copy, and lookups in an exported model of it, single
    ids and sums of bags of 8, of random keys of a table that is larger than the caches. The formats
    take turns.
 3. AUC on the test set of the Adult data (the model of examples/quickstart.py), and with `--ratings`
@@ -182,7 +182,7 @@ def of_ratings(file: Path, dim: int, epochs: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--rows", type=int, default=4_000_000, help="of the table of dimension 64")
+    parser.add_argument("--rows", type=int, default=4_000_000, help="of each table")
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--ratings", type=Path, help="user::movie::rating::seconds")

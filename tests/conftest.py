@@ -54,6 +54,23 @@ def disk_folder():
         gc.collect()  # tables that still use it
 
 
+@pytest.fixture(scope="session")
+def s3_server():
+    """The URL of an S3 server."""
+    import store_helpers
+
+    with store_helpers.s3_server() as url:
+        yield url
+
+
+@pytest.fixture
+def s3(s3_server, monkeypatch):
+    """The URL of an empty folder in a bucket of the server."""
+    import store_helpers
+
+    return store_helpers.empty_folder(s3_server, monkeypatch)
+
+
 def pytest_addoption(parser):
     parser.addoption(
         "--all-ranks",

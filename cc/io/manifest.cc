@@ -316,7 +316,7 @@ Status ReadManifest(const std::string& directory, Manifest* manifest) {
     return InvalidArgument(
         file + " is of version " + std::to_string(version) + ": the delta of an optimizer with " +
         "catch_up and weight_decay, which shrinks rows that it does not have. " +
-        "An exported model does not apply such deltas: publish a dump, or " + "export it again");
+        "An exported model does not apply such deltas: publish a dump, or export it again");
   }
   if (version != 1 && version != 2 && version != 4) {
     return InvalidArgument(

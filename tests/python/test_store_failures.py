@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from cli_helpers import fails
 from storage_helpers import flipped
-from store_helpers import PUBLISH, empty_folder, objects, s3_server
+from store_helpers import PUBLISH, objects
 from test_served_copy import Trainer, answers
 
 from tf_dynemb import cli
@@ -27,17 +27,6 @@ from tf_dynemb.chains.stores import Store
 from tf_dynemb.serving import Reader
 from tf_dynemb.storage import Chain, DataLossError
 from tf_dynemb.storage.chain import Name, list_snapshots
-
-
-@pytest.fixture(scope="module")
-def server():
-    with s3_server() as url:
-        yield url
-
-
-@pytest.fixture
-def s3(server, monkeypatch):
-    return empty_folder(server, monkeypatch)
 
 
 def test_an_answer_that_was_lost(tmp_path):
@@ -232,9 +221,9 @@ class Cutting:
             client.shutdown(socket.SHUT_RDWR)
 
 
-def test_errors_that_pass(tmp_path, s3, server, monkeypatch):
+def test_errors_that_pass(tmp_path, s3, s3_server, monkeypatch):
     """The library tries again."""
-    proxy = Cutting(server, every=7)
+    proxy = Cutting(s3_server, every=7)
     monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
     fsspec.filesystem("s3").clear_instance_cache()
     trainer = Trainer(tmp_path / "chain")

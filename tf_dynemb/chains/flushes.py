@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from tf_dynemb._presence import exchange, exists, remove_tree
 from tf_dynemb.storage.crc32c import crc32c
-from tf_dynemb.storage.errors import DataLossError, naming
-from tf_dynemb.storage.publication import sync_directory
+from tf_dynemb.storage.errors import DataLossError
+from tf_dynemb.storage.publication import sync_directory, write_file
 
 ENDING = ".persistent"
 NEW = ".new"
@@ -155,15 +155,15 @@ class Flush:
                 os.link(self.path / segment.file, new / segment.file)
                 continue
             removed.append((segment.number << self._shift | rows).astype(np.uint32))
-            _write(new / segment.file, self._without(segment, rows))
+            write_file(new / segment.file, self._without(segment, rows))
         index = self._index()
         gone = np.concatenate(removed) if removed else np.zeros(0, np.uint32)
         index = index[~np.isin(index["place"], gone)]
-        _write(new / "index", index.tobytes())
+        write_file(new / "index", index.tobytes())
         forgotten = np.setdiff1d(self.forgotten, bits)
         if len(forgotten):
             listed = struct.pack("<Q", len(forgotten)) + forgotten.astype("<u8").tobytes()
-            _write(new / FORGOTTEN, _sealed(_FORGOTTEN_MAGIC, listed))
+            write_file(new / FORGOTTEN, _sealed(_FORGOTTEN_MAGIC, listed))
         sync_directory(new)
         segments = b"".join(_SEGMENT.pack(*dataclasses.astuple(s)) for s in self._segments)
         body = (
@@ -174,7 +174,7 @@ class Flush:
             + struct.pack("<Q", len(self._table))
             + self._table
         )
-        _write(new / MANIFEST, _sealed(_MAGIC, body))
+        write_file(new / MANIFEST, _sealed(_MAGIC, body))
         sync_directory(new)
         sync_directory(self.path.parent)
         if not exchange(new, self.path):
@@ -290,10 +290,3 @@ def in_use(folder: pathlib.Path) -> str:
 def _sealed(magic: bytes, body: bytes) -> bytes:
     content = struct.pack("<Q", len(magic)) + magic + body
     return content + struct.pack("<I", crc32c(content))
-
-
-def _write(file: pathlib.Path, content: bytes) -> None:
-    with naming(file), file.open("xb") as opened:
-        opened.write(content)
-        opened.flush()
-        os.fsync(opened.fileno())

@@ -26,8 +26,7 @@ from tf_dynemb.chains.copies import Query
 from tf_dynemb.serving.keys import Keys
 from tf_dynemb.storage import DataLossError, Manifest, Part, Shard, Snapshot, TableEntry
 from tf_dynemb.storage.chain import MANIFEST, Name
-from tf_dynemb.storage.errors import naming
-from tf_dynemb.storage.publication import UNPUBLISHED, sync_directory
+from tf_dynemb.storage.publication import UNPUBLISHED, replace_manifest, sync_directory
 
 # Rows per iteration.
 _CHUNK = 1 << 16
@@ -181,23 +180,11 @@ def _replace(
 
 
 def _publish(directory: pathlib.Path, manifest: Manifest, token: str) -> None:
-    text = manifest.to_json()
     try:
-        Manifest.from_json(text, str(directory))
+        Manifest.from_json(manifest.to_json(), str(directory))
     except DataLossError as error:
         raise ValueError(f"the rows that are left do not form a snapshot: {error}") from error
-    path = directory / f"{MANIFEST}.{token}"
-    try:
-        with naming(path), path.open("xb") as file:
-            file.write(text.encode())
-            file.flush()
-            os.fsync(file.fileno())
-        sync_directory(directory)  # the names of the other files first
-        os.replace(path, directory / MANIFEST)
-    except BaseException:
-        path.unlink(missing_ok=True)
-        raise
-    sync_directory(directory)
+    replace_manifest(directory, manifest, token)
 
 
 def _remove_remains(snapshot: Snapshot) -> None:

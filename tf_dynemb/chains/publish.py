@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tf_dynemb._presence import exists, is_url, local_path, remove_tree
-from tf_dynemb.chains.snapshot_copy import without_training, write_manifest
+from tf_dynemb.chains.snapshot_copy import without_training
 from tf_dynemb.chains.stores import Store, Stored
 from tf_dynemb.chains.thinning import ThinCopies, Thinning
 from tf_dynemb.storage import Chain, DataLossError, Snapshot
@@ -28,6 +28,7 @@ from tf_dynemb.storage.publication import (
     make_directory,
     prune_locked,
     remove_unpublished,
+    replace_manifest,
     superseded,
     sync_directory,
     unpublished,
@@ -130,7 +131,11 @@ def publish(
     if exists(target) and os.path.samefile(target, source):
         raise ValueError(f"{target} is the chain itself: publish to another path.")
     # Before anything is created:
-    first = Chain.load(source, lambda chain: chain.snapshots[0])
+    first = read_again(
+        lambda: Chain.names(source),
+        lambda names: Chain.of(source, names[:1]).snapshots[0],
+        lambda error: isinstance(error, LOSSES),
+    )
     Thinning.of(rows, where, max_rows, None).check_tables(first.manifest)
     if first.manifest.kind == "delta" and not exists(target):
         _check_continues(str(target), None, first.manifest, str(first.directory))
@@ -310,14 +315,8 @@ def _remember(directory: pathlib.Path, thinning: Thinning) -> None:
     before = {name: value for name, value in (manifest.copy or {}).items() if name != "clock"}
     if before == thinning.arguments:
         return
-    new = directory / f"{MANIFEST}.new"
-    new.unlink(missing_ok=True)  # of a call that was killed
-    try:
-        write_manifest(new, dataclasses.replace(manifest, copy=thinning.options))
-        os.replace(new, directory / MANIFEST)
-    finally:
-        new.unlink(missing_ok=True)
-    sync_directory(directory)
+    (directory / f"{MANIFEST}.new").unlink(missing_ok=True)  # of a call that was killed
+    replace_manifest(directory, dataclasses.replace(manifest, copy=thinning.options), "new")
 
 
 def _check_continues(

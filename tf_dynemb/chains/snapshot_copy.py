@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from tf_dynemb.storage.column_writer import WRITE_UNIT
 from tf_dynemb.storage.errors import naming
 from tf_dynemb.storage.manifest import Manifest
 from tf_dynemb.storage.part import Part
-from tf_dynemb.storage.publication import sync_directory
+from tf_dynemb.storage.publication import sync_directory, write_file
 from tf_dynemb.storage.table_entry import Shard, TableEntry
 from tf_dynemb.storage.vector_format import convert, smaller
 
@@ -52,8 +52,8 @@ class SnapshotCopy:
     """A copy of a snapshot `without_training`, being written to an empty directory.
 
         copy = SnapshotCopy(snapshot, directory)
-        copy.write_vectors(0, shard, "int8")    # what is to be others than in the snapshot
-        copy.finish(tables)                     # copies all other files
+        table = copy.write_vectors(0, "int8")    # what is to be others than in the snapshot
+        copy.finish([table])                     # copies all other files
 
     The files of the snapshot are not verified.
 
@@ -74,9 +74,13 @@ class SnapshotCopy:
         self._directory = directory
         self._part = Part(directory, block_bytes=self.manifest.block_bytes)
 
-    def write_vectors(self, number: int, shard: Shard, stored_as: str) -> None:
-        """Writes the vectors of a shard of a table in a format."""
-        self._write(number, shard, "vectors", None, stored_as)
+    def write_vectors(self, number: int, stored_as: str) -> TableEntry:
+        """Writes the vectors of a table in a format, if it is another one; returns its entry."""
+        table = self.manifest.tables[number]
+        if stored_as != table.stored_as:
+            for shard in table.shards:
+                self._write(number, shard, "vectors", None, stored_as)
+        return with_format(table, stored_as)
 
     def write_rows(
         self,
@@ -138,7 +142,7 @@ class SnapshotCopy:
         for file in self.manifest.dense:
             self._copy(file.file)
         manifest = dataclasses.replace(self.manifest, tables=tuple(entries), copy=options)
-        write_manifest(self._directory / MANIFEST, manifest)
+        write_file(self._directory / MANIFEST, manifest.to_json().encode())
         sync_directory(self._directory)
 
     def abandon(self) -> None:
@@ -177,16 +181,8 @@ class SnapshotCopy:
             os.fsync(written.fileno())
 
 
-def write_manifest(path: pathlib.Path, manifest: Manifest) -> None:
-    """Writes and syncs a manifest to a new file."""
-    with naming(path), path.open("xb") as file:
-        file.write(manifest.to_json().encode())
-        file.flush()
-        os.fsync(file.fileno())
-
-
 def copy_without_training(
-    snapshot: Snapshot, directory: pathlib.Path, rows: Callable[[str], str | None] | None = None
+    snapshot: Snapshot, directory: pathlib.Path, formats: Mapping[str | None, str] | None = None
 ) -> None:
     """Writes a snapshot `without_training` to an empty directory, and syncs it.
 
@@ -195,8 +191,8 @@ def copy_without_training(
     Args:
         snapshot: the snapshot.
         directory: the directory.
-        rows: returns the format for the vectors of a table, by its name. Vectors that are as small
-            already, and those of tables for which it returns None, stay as they are.
+        formats: the formats for the vectors, by the names of tables; under None, of all others.
+            Vectors that are as small already stay as they are.
 
     Raises:
         OSError: an error of the file system.
@@ -206,15 +202,18 @@ def copy_without_training(
     try:
         tables = []
         for number, table in enumerate(copy.manifest.tables):
-            stored_as = in_format(table, None if rows is None else rows(table.name))
+            stored_as = in_format(table, of_table(formats or {}, table.name))
             if stored_as != table.stored_as:
-                for shard in table.shards:
-                    copy.write_vectors(number, shard, stored_as)
                 options = options or {}  # the rows are not those of training any more
-            tables.append(with_format(table, stored_as))
+            tables.append(copy.write_vectors(number, stored_as))
         copy.finish(tables, options)
     finally:
         copy.abandon()
+
+
+def of_table(values: Mapping[str | None, Any], table: str) -> Any:
+    """Returns the value of a table among those by the names of tables; None if it has none."""
+    return values.get(table, values.get(None))
 
 
 def in_format(table: TableEntry, rows: str | None) -> str:

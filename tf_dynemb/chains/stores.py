@@ -18,7 +18,6 @@ environment variables, such as AWS_ENDPOINT_URL.
 
 from __future__ import annotations
 
-import collections
 import concurrent.futures
 import contextlib
 import os
@@ -85,21 +84,19 @@ class Store:
         published, directories = self._list()
         found = []
         for number in published:
-            here = [each for each in directories if each.name.number == number]
+            here = directories.get(number, [])
             if len(here) > 1:  # other writers have failed
                 text = self._text_of(number)
                 here = [each for each in here if each.directory == text]
             found += here
         found.sort(key=lambda each: each.name)
         chain = since_last_base([each.name for each in found])
-        first = chain[0].number if chain else 0
         if published and (not chain or chain[0].kind != "base"):
             raise DataLossError(f"{self.url} is damaged: it lacks the base of its deltas.")
-        for number in sorted(published):
-            if number >= first and number not in {name.number for name in chain}:
+        there = {name.number for name in chain}
+        for number in range(min(there, default=0), max(published, default=-1) + 1):
+            if number not in there:
                 raise DataLossError(f"{self.url} is damaged: it lacks its snapshot {number:08d}.")
-        if [name.number for name in chain] != list(range(first, first + len(chain))):
-            raise DataLossError(f"{self.url} is damaged: it lacks snapshots after {chain[0]}.")
         return found
 
     def manifest(self, stored: Stored) -> Manifest:
@@ -109,10 +106,9 @@ class Store:
             DataLossError: it is damaged, or of another snapshot, or the snapshot is not published.
             ValueError: it is of an unknown version.
         """
-        place = self._place(stored.directory, MANIFEST)
-        with _naming(f"{self.url}/{stored.directory}/{MANIFEST}"):
-            data = self._fs.cat_file(place)
         where = f"{self.url}/{stored.directory}/{MANIFEST}"
+        with _naming(where):
+            data = self._fs.cat_file(self._place(stored.directory, MANIFEST))
         try:
             manifest = Manifest.from_json(data.decode(), where)
         except UnicodeDecodeError as error:
@@ -168,9 +164,7 @@ class Store:
         later = max(self._list()[0], default=0)
         if created and later == number:
             return
-        if created:  # others have published this number, and removed it again
-            self.remove([stored])
-        self._remove_directory(stored)
+        self.remove([stored])  # if it was created, others have published and removed this number
         raise RuntimeError(
             f"another process has published snapshot {max(later, number):08d} at {self.url} "
             "meanwhile."
@@ -196,12 +190,13 @@ class Store:
     def remove_lost(self, number: int) -> None:
         """Removes directories of lower numbers that can never be published any more."""
         published, directories = self._list()
-        counts = collections.Counter(stored.name.number for stored in directories)
-        for stored in directories:
-            other = stored.name.number
-            is_alone = other in published and counts[other] == 1
-            if other < number and not is_alone and self._text_of(other) != stored.directory:
-                self._remove_directory(stored)
+        for other, here in directories.items():
+            if other >= number or (other in published and len(here) == 1):
+                continue
+            text = self._text_of(other)
+            for stored in here:
+                if stored.directory != text:
+                    self._remove_directory(stored)
 
     def _text_of(self, number: int) -> str:
         """Returns the name of the directory that is published as a number; "": none is."""
@@ -210,22 +205,22 @@ class Store:
             return text.decode(errors="replace")
         return ""
 
-    def _list(self) -> tuple[set[int], list[Stored]]:
-        """Returns the numbers that are published, and the directories of snapshots."""
+    def _list(self) -> tuple[set[int], dict[int, list[Stored]]]:
+        """Returns the numbers that are published, and the directories of snapshots by number."""
         with _naming(self.url):
             self._fs.invalidate_cache()
             try:
                 found = self._fs.ls(self._root, detail=True)
             except FileNotFoundError:
-                return set(), []
+                return set(), {}
         published: set[int] = set()
-        directories = []
+        directories: dict[int, list[Stored]] = {}
         for each in found:
             text = each["name"].rstrip("/").rpartition("/")[2]
             match = _DIRECTORY.fullmatch(text)
             name = Name.parse(match[1]) if match else None
             if each["type"] == "directory" and name is not None:
-                directories.append(Stored(text, name))
+                directories.setdefault(name.number, []).append(Stored(text, name))
             elif each["type"] == "file" and _NUMBER.fullmatch(text):
                 published.add(int(text))
         return published, directories

@@ -17,6 +17,7 @@ from tf_dynemb.chains.snapshot_copy import (
     CHUNK,
     SnapshotCopy,
     in_format,
+    of_table,
     with_format,
 )
 from tf_dynemb.serving.keys import Keys
@@ -71,8 +72,8 @@ class Thinning:
                 f"where must have conditions, or the conditions of tables, got {where!r}."
             )
         conditions = {
-            table: {name: text_of(name, value) for name, value in given(of_table, WORDS).items()}
-            for table, of_table in _by_table(where or None, any(tables)).items()
+            table: {name: text_of(name, value) for name, value in given(words, WORDS).items()}
+            for table, words in _by_table(where or None, any(tables)).items()
         }
         limits = _by_table(max_rows, isinstance(max_rows, Mapping))
         for table, each in limits.items():
@@ -116,7 +117,7 @@ class Thinning:
 
     def selection(self, entry: TableEntry, manifest: Manifest) -> Selection | None:
         """Returns the selection of rows of a table of a snapshot; None: all of them."""
-        conditions = of(self.where, entry.name)
+        conditions = of_table(self.where, entry.name)
         if not conditions or entry.matrix:
             return None
         return Selection(conditions, entry, self.clock, manifest.watermark_utc_ns)
@@ -169,14 +170,11 @@ class ThinCopies:
         self, copy: SnapshotCopy, snapshot: Snapshot, number: int, entry: TableEntry
     ) -> TableEntry:
         thinning = self._thinning
-        stored_as = in_format(entry, of(thinning.rows, entry.name))
+        stored_as = in_format(entry, of_table(thinning.rows, entry.name))
         selection = thinning.selection(entry, snapshot.manifest)
-        limit = 0 if entry.matrix else of(thinning.max_rows, entry.name) or 0
+        limit = 0 if entry.matrix else of_table(thinning.max_rows, entry.name) or 0
         if selection is None and not limit:
-            if stored_as != entry.stored_as:
-                for shard in entry.shards:
-                    copy.write_vectors(number, shard, stored_as)
-            return with_format(entry, stored_as)
+            return copy.write_vectors(number, stored_as)
         shards = [_Rows(snapshot, entry, shard) for shard in entry.shards]
         if selection is not None:
             for rows in shards:
@@ -205,22 +203,21 @@ class ThinCopies:
         fallen = out[there.contains(out)]
         if not limit:
             return fallen
-        kept = np.concatenate([rows.keys[rows.kept] for rows in shards])
+        kept, scores_of_kept = _kept(shards)
         listed = np.concatenate([rows.deleted for rows in shards])
         gone = np.concatenate([listed, fallen])
         count = there.size - int(there.contains(gone).sum()) + int((~there.contains(kept)).sum())
         if count <= limit:
             return fallen
         replaced = np.sort(np.concatenate([gone, kept]))
-        keys, scores = [kept], [np.concatenate([rows.scores[rows.kept] for rows in shards])]
+        keys, scores = [kept], [scores_of_kept]
         for block in there.blocks():
             same = ~_is_in(block.keys, replaced)
+            source = block.source
             keys.append(block.keys[same])
-            scores.append(_scores(block.source.table, block.source.shard, block.column)[same])
+            scores.append(_scores(source.table, source.shard, block.column("accesses"))[same])
         worst = _worst(np.concatenate(keys), np.concatenate(scores), count - limit + limit // 64)
-        worst.sort()
-        for rows in shards:
-            rows.kept &= ~_is_in(rows.keys, worst)
+        _drop(shards, worst)
         return np.concatenate([fallen, worst[there.contains(worst)]])
 
 
@@ -242,15 +239,13 @@ class _Rows:
     @property
     def scores(self) -> Scores:
         """[rows]: scores, or ticks of last accesses."""
-        return _scores(self._entry, self.shard, self._column)
+        return _scores(self._entry, self.shard, self._column("accesses"))
 
     def select(self, selection: Selection) -> None:
         """Keeps the rows that satisfy conditions."""
         updates, accesses, vectors = (
             self._column(name) for name in ("updates", "accesses", "vectors")
         )
-        base = np.uint64(self.shard.base_tick)
-        base_of_accesses = base if self._entry.accesses_are_times else np.uint64(0)
         for begin in range(0, self.shard.rows, CHUNK):
             chunk = slice(begin, begin + CHUNK)
 
@@ -259,8 +254,8 @@ class _Rows:
 
             self.kept[chunk] = selection.of(
                 self.keys[chunk],
-                updates[chunk].astype(np.uint64) + base,
-                accesses[chunk].astype(np.uint64) + base_of_accesses,
+                updates[chunk].astype(np.uint64) + np.uint64(self.shard.base_tick),
+                _scores(self._entry, self.shard, accesses[chunk]),
                 vectors_of_chunk,
             )
 
@@ -273,14 +268,23 @@ def _keep_best(shards: list[_Rows], limit: int) -> None:
     count = sum(int(np.count_nonzero(rows.kept)) for rows in shards)
     if not limit or count <= limit:
         return
-    worst = _worst(
-        np.concatenate([rows.keys[rows.kept] for rows in shards]),
-        np.concatenate([rows.scores[rows.kept] for rows in shards]),
-        count - limit,
+    _drop(shards, _worst(*_kept(shards), count - limit))
+
+
+def _kept(shards: list[_Rows]) -> tuple[Keys, Scores]:
+    """Returns the keys that are kept, and their scores."""
+    keys, scores = (
+        np.concatenate([each[rows.kept] for rows, each in zip(shards, columns, strict=True)])
+        for columns in ([rows.keys for rows in shards], [rows.scores for rows in shards])
     )
-    worst.sort()
+    return keys, scores
+
+
+def _drop(shards: list[_Rows], keys: Keys) -> None:
+    """Makes keys ones that are not kept."""
+    ordered = np.sort(keys)
     for rows in shards:
-        rows.kept &= ~_is_in(rows.keys, worst)
+        rows.kept &= ~_is_in(rows.keys, ordered)
 
 
 def _worst(keys: Keys, scores: Scores, count: int) -> Keys:
@@ -300,16 +304,11 @@ def _is_in(keys: Keys, ordered: Keys) -> Mask:
     return found
 
 
-def _scores(entry: TableEntry, shard: Shard, column: Any) -> Scores:
-    """Returns the scores of rows, or their ticks of last access, from a column's values."""
+def _scores(entry: TableEntry, shard: Shard, accesses: npt.NDArray[Any]) -> Scores:
+    """Returns scores, or ticks of last access, from values of the column `accesses`."""
     base = shard.base_tick if entry.accesses_are_times else 0
-    scores: Scores = column("accesses").astype(np.uint64) + np.uint64(base)
+    scores: Scores = accesses.astype(np.uint64) + np.uint64(base)
     return scores
-
-
-def of(values: Mapping[str | None, Any], table: str) -> Any:
-    """Returns the value of a table among those by the names of tables; None if it has none."""
-    return values.get(table, values.get(None))
 
 
 def formats_by_table(rows: Any) -> dict[str | None, str]:

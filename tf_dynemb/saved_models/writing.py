@@ -14,7 +14,6 @@ from tf_dynemb._presence import exchange as exchange_at_once
 from tf_dynemb._presence import exists, is_directory, remove_tree
 from tf_dynemb._warn import warn
 from tf_dynemb.chains.snapshot_copy import copy_without_training
-from tf_dynemb.chains.thinning import of
 from tf_dynemb.persistence.dump import dump
 from tf_dynemb.storage.chain import MANIFEST, list_snapshots
 from tf_dynemb.variables.served import ServedTable, Source
@@ -41,7 +40,8 @@ def write(source: Source, path: pathlib.Path) -> None:
     elif rows.how == "move" and not rows.formats:
         os.rename(rows.path, path)
     elif not (exists(path) and os.path.samefile(rows.path, path)):
-        take = _link if rows.how == "link" else _copier(rows.formats)
+        copy = functools.partial(copy_without_training, formats=rows.formats)
+        take = _link if rows.how == "link" else copy
         storage.Chain.load(rows.path, lambda chain: _take(chain, path, take))
         if rows.how == "move":
             remove_tree(rows.path)
@@ -74,16 +74,6 @@ def _check_tables(chain: storage.Chain, tables: Mapping[str, Any]) -> None:
                 f"table {name!r} has dimension, key_type and dtype {on_disk} in "
                 f"{chain.base.directory}, but {here} in the model."
             )
-
-
-def _copier(formats: Mapping[str | None, str]) -> Take:
-    """Returns a function that copies a snapshot, with vectors in these formats."""
-
-    def copy(snapshot: storage.Snapshot, target: pathlib.Path) -> None:
-        of_table = functools.partial(of, formats) if formats else None
-        copy_without_training(snapshot, target, of_table)
-
-    return copy
 
 
 def _take(chain: storage.Chain, path: pathlib.Path, take: Take) -> None:

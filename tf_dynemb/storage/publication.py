@@ -196,11 +196,7 @@ class Publication(Part):
             Manifest.from_json(text, str(self.path))
         except DataLossError as error:
             raise ValueError(f"these entries do not form a snapshot: {error}") from error
-        path = self._directory / MANIFEST
-        with naming(path), path.open("xb") as file:
-            file.write(text.encode())
-            file.flush()
-            os.fsync(file.fileno())
+        write_file(self._directory / MANIFEST, text.encode())
         sync_directory(self._directory)
         number = before[-1].number + 1 if before else 1
         directory = self.path / str(Name(number, self._kind, self.id))
@@ -320,6 +316,36 @@ def make_directory(path: pathlib.Path) -> None:
         make_directory(path.parent)
         path.mkdir(exist_ok=True)
         sync_directory(path.parent)
+
+
+def write_file(path: pathlib.Path, content: bytes) -> None:
+    """Writes and syncs a new file."""
+    with naming(path), path.open("xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def replace_manifest(directory: pathlib.Path, manifest: Manifest, suffix: str) -> None:
+    """Gives a published snapshot another manifest, at once.
+
+    Args:
+        directory: the directory of the snapshot.
+        manifest: the manifest, with the same id.
+        suffix: of the file MANIFEST.json.SUFFIX, which a process that is killed leaves.
+
+    Raises:
+        OSError: an error of the file system.
+    """
+    path = directory / f"{MANIFEST}.{suffix}"
+    try:
+        write_file(path, manifest.to_json().encode())
+        sync_directory(directory)  # the names of other new files first
+        os.replace(path, directory / MANIFEST)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    sync_directory(directory)
 
 
 def sync_directory(path: pathlib.Path) -> None:
