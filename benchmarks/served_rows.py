@@ -29,8 +29,8 @@ import tensorflow as tf
 import tf_dynemb as de
 from benchmarks import online
 from benchmarks.harness import describe_machine, interleave
+from tf_dynemb.format.vector_format import FORMATS
 from tf_dynemb.storage import Chain
-from tf_dynemb.storage.vector_format import FORMATS
 
 NAMES = tuple(FORMATS)
 CHUNK, BATCH, BAG = 1 << 18, 1 << 15, 8

@@ -1,5 +1,5 @@
 // Manifest: MANIFEST.json of a published snapshot, as far as lookups need it; and the snapshots of
-// a path. docs/file_format.md defines both; tf_dynemb/storage/manifest.py is the other reader.
+// a path. docs/file_format.md defines both; tf_dynemb/format/manifest.py is the other reader.
 //
 // Contract. ReadManifest verifies the checksum of the manifest, and that its entries are consistent
 // with each other: the size of each file follows from rows, types and dimension. It does not open

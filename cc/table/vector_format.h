@@ -1,5 +1,5 @@
 // VectorFormat: how a vector is stored in a snapshot. A trained table has rows of its dtype; a copy
-// for serving can have smaller ones (docs/file_format.md; tf_dynemb/storage/vector_format.py writes
+// for serving can have smaller ones (docs/file_format.md; tf_dynemb/format/vector_format.py writes
 // them).
 //
 //   format             bytes of a row         value of column c

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tf_dynemb.storage import Chain, key_index
+from tf_dynemb.format import key_index
+from tf_dynemb.storage import Chain
 
 
 class Rows(NamedTuple):

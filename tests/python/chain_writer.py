@@ -8,16 +8,16 @@ from unittest import mock
 
 import numpy as np
 
-from tf_dynemb.storage import Publication
-from tf_dynemb.storage.safetensors import Array
-from tf_dynemb.storage.table_entry import (
+from tf_dynemb.format.safetensors import Array
+from tf_dynemb.format.table_entry import (
     KEY_TYPES,
     InitializerEntry,
     Shard,
     StateEntry,
     TableEntry,
 )
-from tf_dynemb.storage.vector_format import FORMATS
+from tf_dynemb.format.vector_format import FORMATS
+from tf_dynemb.storage import Publication
 
 
 @dataclasses.dataclass(frozen=True)

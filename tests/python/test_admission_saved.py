@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import tf_dynemb as de
 from tf_dynemb import cli, serving, storage
-from tf_dynemb.storage import manifest as manifests
+from tf_dynemb.format import manifest as manifests
 
 KEYS = np.arange(400)
 

@@ -12,7 +12,7 @@ from catch_up_helpers import NUM_IDS, OPTIMIZERS, Pair
 
 import tf_dynemb as de
 from tf_dynemb import cli, serving, storage
-from tf_dynemb.storage.steps import Change, changes, is_record, without_steps
+from tf_dynemb.format.steps import Change, changes, is_record, without_steps
 
 UTC = datetime.timezone.utc
 SCHEDULE = keras.optimizers.schedules.ExponentialDecay(0.01, 10, 0.9)

@@ -186,8 +186,8 @@ def test_verify_of_a_key_in_two_shards(capsys, tmp_path, monkeypatch):
 
 def rewrite(snapshot, column: str, change_array) -> None:
     """Changes a column, and updates its checksum."""
-    from tf_dynemb.storage import manifest as manifests
-    from tf_dynemb.storage.crc32c import crc32c
+    from tf_dynemb.format import manifest as manifests
+    from tf_dynemb.format.crc32c import crc32c
 
     file = snapshot.directory / f"000.r0.{column}.npy"
     array = np.lib.format.open_memmap(file, "r+")

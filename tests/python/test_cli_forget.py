@@ -22,8 +22,9 @@ from tf_dynemb import cli
 from tf_dynemb.chains import counters
 from tf_dynemb.chains import forget as chains_forget
 from tf_dynemb.cli import merge
+from tf_dynemb.format import key_index
 from tf_dynemb.serving import Reader
-from tf_dynemb.storage import Chain, Snapshot, key_index
+from tf_dynemb.storage import Chain, Snapshot
 
 
 @pytest.fixture

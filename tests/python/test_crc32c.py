@@ -5,7 +5,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 
-from tf_dynemb.storage import crc32c
+from tf_dynemb.format import crc32c
 
 SETTINGS = hypothesis.settings(deadline=None, derandomize=True, max_examples=60)
 

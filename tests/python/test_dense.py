@@ -24,7 +24,7 @@ from tf_dynemb import storage
 from tf_dynemb.chains.merge import merge, rollback
 from tf_dynemb.cli import main as cli
 from tf_dynemb.dense.names import dense_variables
-from tf_dynemb.storage import safetensors as own
+from tf_dynemb.format import safetensors as own
 
 IDS = np.arange(24).reshape(8, 3)
 

@@ -14,7 +14,7 @@ from expiry_helpers import DAY, held, make, step
 
 import tf_dynemb as de
 from tf_dynemb import cli, serving, storage
-from tf_dynemb.storage.table_entry import TableEntry
+from tf_dynemb.format.table_entry import TableEntry
 
 
 def test_deltas_carry_expired_keys(tmp_path):

@@ -5,7 +5,8 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 
-from tf_dynemb.storage import DataLossError, key_index
+from tf_dynemb.format import key_index
+from tf_dynemb.storage import DataLossError
 
 SETTINGS = hypothesis.settings(deadline=None, derandomize=True, max_examples=80)
 DTYPES = (np.int64, np.int32, np.uint64, np.uint32)

@@ -18,9 +18,10 @@ from served_helpers import describe, lookup, opened
 from serving_helpers import delta, plain
 
 import tf_dynemb as de
+from tf_dynemb.format import crc32c
+from tf_dynemb.format.manifest import checksum_of
 from tf_dynemb.serving import Reader
-from tf_dynemb.storage import Chain, DataLossError, crc32c
-from tf_dynemb.storage.manifest import checksum_of
+from tf_dynemb.storage import Chain, DataLossError
 
 KEYS = [1, 2, 3, 4, 5]
 VALUES = [20, 1, -1, 21, -1]

@@ -17,6 +17,7 @@ from serving_helpers import plain
 
 import tf_dynemb as de
 from tf_dynemb import storage
+from tf_dynemb.format.manifest import checksum_of
 from tf_dynemb.serving import Reader
 
 
@@ -151,7 +152,7 @@ def test_snapshots_of_an_earlier_version_have_no_history(tmp_path):
     text = old.manifest.to_json().replace(f'"history": "{table.history}"', '"history": null')
     members = json.loads(text)
     del members["crc32c"]
-    members["crc32c"] = f"{storage.manifest.checksum_of(members):08x}"
+    members["crc32c"] = f"{checksum_of(members):08x}"
     (old.directory / "MANIFEST.json").write_text(json.dumps(members))
     # For this process it is known.
     de.load(tmp_path / "new", other := make("t"))

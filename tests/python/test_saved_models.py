@@ -19,8 +19,8 @@ from saved_model_client import pack
 
 import tf_dynemb as de
 from tf_dynemb import _ops
+from tf_dynemb.format.manifest import checksum_of
 from tf_dynemb.saved_models import checksums
-from tf_dynemb.storage.manifest import checksum_of
 
 
 def outputs(value):

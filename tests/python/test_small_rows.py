@@ -10,9 +10,9 @@ import pytest
 import tensorflow as tf
 
 import tf_dynemb as de
+from tf_dynemb.format.vector_format import decode, encode
 from tf_dynemb.storage import Chain
 from tf_dynemb.storage.chain import list_snapshots
-from tf_dynemb.storage.vector_format import decode, encode
 
 
 def keys_of(path, table):

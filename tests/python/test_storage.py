@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import storage_helpers as helpers
 
+from tf_dynemb.format import crc32c, npy
 from tf_dynemb.storage import (
     Chain,
     DataLossError,
@@ -18,8 +19,6 @@ from tf_dynemb.storage import (
     StateEntry,
     chain,
     column_writer,
-    crc32c,
-    npy,
 )
 
 
@@ -76,7 +75,7 @@ def test_verify_with_progress_and_another_checksum(tmp_path):
 
 
 def test_verify_reads_a_file_in_chunks(tmp_path, monkeypatch):
-    monkeypatch.setattr("tf_dynemb.storage.crc32c._READ_BYTES", 3 * helpers.BLOCK_BYTES)
+    monkeypatch.setattr("tf_dynemb.format.crc32c._READ_BYTES", 3 * helpers.BLOCK_BYTES)
     snapshot = helpers.publish(tmp_path, rows=300)
     snapshot.verify()
     file = snapshot.directory / "000.r0.vectors.npy"

@@ -5,7 +5,8 @@ import json
 import pytest
 import storage_helpers as helpers
 
-from tf_dynemb.storage import DataLossError, Manifest, crc32c
+from tf_dynemb.format import crc32c
+from tf_dynemb.storage import DataLossError, Manifest
 
 
 def rewrite(snapshot, change):

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import storage_helpers as helpers
 
+from tf_dynemb.format.table_entry import tables_from_json, tables_to_json
 from tf_dynemb.storage import Chain, Part, Publication, Shard, joined
 from tf_dynemb.storage.publication import unpublished
-from tf_dynemb.storage.table_entry import tables_from_json, tables_to_json
 
 TIMES = {"watermark": 9, "watermark_utc_ns": 1}
 

@@ -17,7 +17,7 @@ from op_helpers import ops
 from served_helpers import describe, lookup, opened, same_bits
 
 import tf_dynemb as de
-from tf_dynemb.storage.vector_format import FORMATS, convert, decode, encode, join, smaller
+from tf_dynemb.format.vector_format import FORMATS, convert, decode, encode, join, smaller
 
 QUANTIZED = ("int8", "int4")
 COMBINERS = ("sum", "mean", "sqrtn", "max")

@@ -1,4 +1,4 @@
 """Chains on disk as a whole: their rows, merging, earlier states, copies; numpy only.
 
-May import: `_presence`, `serving`, `storage`.
+May import: `_presence`, `format`, `serving`, `storage`.
 """

@@ -17,12 +17,13 @@ import numpy.typing as npt
 from tf_dynemb._presence import exists, is_directory
 from tf_dynemb.chains import counters, flushes
 from tf_dynemb.chains.saved_models import is_model, served_tables
+from tf_dynemb.format import npy
+from tf_dynemb.format.table_entry import KEY_TYPES
 from tf_dynemb.serving.keys import Keys
 from tf_dynemb.serving.string_hash import ids_of_strings
-from tf_dynemb.storage import Snapshot, TableEntry, npy
+from tf_dynemb.storage import Snapshot, TableEntry
 from tf_dynemb.storage.chain import MANIFEST, Name
 from tf_dynemb.storage.publication import UNPUBLISHED
-from tf_dynemb.storage.table_entry import KEY_TYPES
 
 # Keys per iteration.
 _CHUNK = 1 << 20

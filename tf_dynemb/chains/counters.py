@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
+from tf_dynemb.format.key_index import mix
 from tf_dynemb.serving.keys import Keys
-from tf_dynemb.storage.key_index import mix
 
 _LINE_SALT = 0x5851F42D4C957F2D
 _FINGERPRINT_SALT = 0xA24BAED4963EE407

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tf_dynemb._presence import exchange, exists, remove_tree
-from tf_dynemb.storage.crc32c import crc32c
-from tf_dynemb.storage.errors import DataLossError
+from tf_dynemb.format.crc32c import crc32c
+from tf_dynemb.format.errors import DataLossError
 from tf_dynemb.storage.publication import sync_directory, write_file
 
 ENDING = ".persistent"

@@ -10,9 +10,9 @@ import numpy.typing as npt
 
 from tf_dynemb._presence import exists, is_directory, local_path
 from tf_dynemb.chains.rows import Block, Source, TableRows, tables_of
+from tf_dynemb.format.steps import without_steps
 from tf_dynemb.storage import Chain, Publication, Shard, Snapshot, TableEntry
 from tf_dynemb.storage.chain import MANIFEST, list_snapshots, no_snapshot
-from tf_dynemb.storage.steps import without_steps
 
 _ALL = 2**31  # bases to keep
 

@@ -13,6 +13,7 @@ from tf_dynemb._presence import exists, is_url, local_path, remove_tree
 from tf_dynemb.chains.snapshot_copy import without_training
 from tf_dynemb.chains.stores import Store, Stored
 from tf_dynemb.chains.thinning import ThinCopies, Thinning
+from tf_dynemb.format.manifest import Manifest
 from tf_dynemb.storage import Chain, DataLossError, Snapshot
 from tf_dynemb.storage.chain import (
     LOSSES,
@@ -22,7 +23,6 @@ from tf_dynemb.storage.chain import (
     read_again,
     since_last_base,
 )
-from tf_dynemb.storage.manifest import Manifest
 from tf_dynemb.storage.publication import (
     locked,
     make_directory,

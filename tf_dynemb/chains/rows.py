@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tf_dynemb.format import key_index
+from tf_dynemb.format.vector_format import convert, decode
 from tf_dynemb.serving.keys import Keys
 from tf_dynemb.serving.overlay import Overlay, push
 from tf_dynemb.serving.table import Schema
-from tf_dynemb.storage import Chain, Change, DataLossError, Shard, Snapshot, TableEntry, key_index
-from tf_dynemb.storage.vector_format import convert, decode
+from tf_dynemb.storage import Chain, Change, DataLossError, Shard, Snapshot, TableEntry
 
 # Rows per iteration.
 CHUNK = 1 << 16

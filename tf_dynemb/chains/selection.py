@@ -24,10 +24,11 @@ from tf_dynemb.chains.conditions import (
     ns_of,
     number,
 )
+from tf_dynemb.format import key_index
+from tf_dynemb.format.strategies import STRATEGIES
+from tf_dynemb.format.vector_format import Vectors
 from tf_dynemb.serving.keys import Keys
-from tf_dynemb.storage import TableEntry, key_index
-from tf_dynemb.storage.strategies import STRATEGIES
-from tf_dynemb.storage.vector_format import Vectors
+from tf_dynemb.storage import TableEntry
 
 # The conditions on rows in snapshots. `sample` is a fraction of the keys, chosen by their hashes.
 WORDS = (*CONDITIONS, "sample")

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tf_dynemb.format.errors import naming
+from tf_dynemb.format.manifest import Manifest
+from tf_dynemb.format.table_entry import Shard, TableEntry
+from tf_dynemb.format.vector_format import convert, smaller
 from tf_dynemb.storage.chain import MANIFEST, Snapshot
 from tf_dynemb.storage.column_writer import WRITE_UNIT
-from tf_dynemb.storage.errors import naming
-from tf_dynemb.storage.manifest import Manifest
 from tf_dynemb.storage.part import Part
 from tf_dynemb.storage.publication import sync_directory, write_file
-from tf_dynemb.storage.table_entry import Shard, TableEntry
-from tf_dynemb.storage.vector_format import convert, smaller
 
 # Columns of rows that only training needs.
 _ONLY_FOR_TRAINING = ("state", "admission")

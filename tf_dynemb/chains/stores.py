@@ -27,9 +27,9 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from tf_dynemb.format.manifest import Manifest
 from tf_dynemb.storage import DataLossError
 from tf_dynemb.storage.chain import MANIFEST, Name, since_last_base
-from tf_dynemb.storage.manifest import Manifest
 
 # Files that are transferred at a time. The library transfers parts of a large one at a time, too.
 _FILES = 8

@@ -20,10 +20,11 @@ from tf_dynemb.chains.snapshot_copy import (
     of_table,
     with_format,
 )
+from tf_dynemb.format import key_index
+from tf_dynemb.format.manifest import Manifest
+from tf_dynemb.format.vector_format import FORMATS, decode
 from tf_dynemb.serving.keys import Keys
-from tf_dynemb.storage import Chain, Shard, Snapshot, TableEntry, key_index
-from tf_dynemb.storage.manifest import Manifest
-from tf_dynemb.storage.vector_format import FORMATS, decode
+from tf_dynemb.storage import Chain, Shard, Snapshot, TableEntry
 
 Scores = npt.NDArray[np.uint64]
 Mask = npt.NDArray[np.bool_]

@@ -1,6 +1,6 @@
 """The command `tf-dynemb`, or `python -m tf_dynemb`: work on dumps and SavedModels; `run`.
 
-May import: `_presence`, `_version`, `chains`, `launcher`, `serving`, `storage`.
+May import: `_presence`, `_version`, `chains`, `format`, `launcher`, `serving`, `storage`.
 """
 
 from __future__ import annotations

@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from tf_dynemb.chains.rows import TableRows, tables_of
 from tf_dynemb.cli import paths
+from tf_dynemb.format.vector_format import decode
 from tf_dynemb.serving.table import Schema
 from tf_dynemb.storage import Chain
-from tf_dynemb.storage.vector_format import decode
 
 # The number of keys that are named for each kind of difference.
 _NAMED = 10

@@ -19,8 +19,8 @@ import numpy.typing as npt
 
 from tf_dynemb._presence import exists, is_directory, remove_tree
 from tf_dynemb.cli import paths
+from tf_dynemb.format.table_entry import KEY_TYPES
 from tf_dynemb.serving import Reader
-from tf_dynemb.storage.table_entry import KEY_TYPES
 
 FORMATS = ("npz", "csv", "parquet")
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from tf_dynemb.chains.saved_models import is_model, served_tables
 from tf_dynemb.cli import paths
+from tf_dynemb.format.manifest import DENSE_PARTS
 from tf_dynemb.storage import Chain, Snapshot, TableEntry
-from tf_dynemb.storage.manifest import DENSE_PARTS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -10,9 +10,9 @@ import sys
 import numpy as np
 
 from tf_dynemb.cli import paths
+from tf_dynemb.format.table_entry import KEY_TYPES, TableEntry
 from tf_dynemb.serving.keys import Keys
 from tf_dynemb.serving.string_hash import ids_of_strings
-from tf_dynemb.storage.table_entry import KEY_TYPES, TableEntry
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from tf_dynemb.chains.publish import publish
 from tf_dynemb.chains.selection import TIMES
 from tf_dynemb.cli import paths
-from tf_dynemb.storage.vector_format import FORMATS
+from tf_dynemb.format.vector_format import FORMATS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -13,21 +13,11 @@ import numpy as np
 
 from tf_dynemb._presence import exists, is_directory, is_file
 from tf_dynemb.cli import paths
+from tf_dynemb.format import crc32c, key_index, npy, safetensors
+from tf_dynemb.format.table_entry import INDEX_ROWS
 from tf_dynemb.serving.keys import Keys
-from tf_dynemb.storage import (
-    ColumnFile,
-    DataLossError,
-    DenseFile,
-    Shard,
-    Snapshot,
-    TableEntry,
-    crc32c,
-    key_index,
-    npy,
-    safetensors,
-)
+from tf_dynemb.storage import ColumnFile, DataLossError, DenseFile, Shard, Snapshot, TableEntry
 from tf_dynemb.storage.chain import MANIFEST, list_snapshots, no_snapshot, since_last_base
-from tf_dynemb.storage.table_entry import INDEX_ROWS
 
 # Keys per iteration, and the number of problems of one kind that are named for a file.
 _CHUNK = 1 << 16

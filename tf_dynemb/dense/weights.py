@@ -25,9 +25,9 @@ from tf_dynemb.dense.names import (
     dense_variables,
     optimizer_variables,
 )
+from tf_dynemb.format import safetensors
 from tf_dynemb.optimizers.wrapper import OptimizerWrapper
 from tf_dynemb.parallel.agreement import Ranks
-from tf_dynemb.storage import safetensors
 from tf_dynemb.tables.cut import bits, from_bits
 from tf_dynemb.variables.dynamic import DynamicVariable
 from tf_dynemb.variables.static import Variable

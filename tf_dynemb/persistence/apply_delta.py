@@ -14,6 +14,7 @@ from tf_dynemb._presence import local_path
 from tf_dynemb.dense import weights as dense_weights
 from tf_dynemb.dense.names import Dense
 from tf_dynemb.dense.optimizer_entry import check_optimizer, restore_optimizer
+from tf_dynemb.format.steps import decays
 from tf_dynemb.optimizers.wrapper import OptimizerWrapper
 from tf_dynemb.parallel.agreement import Ranks, check_alike
 from tf_dynemb.persistence import columns
@@ -29,7 +30,6 @@ from tf_dynemb.persistence.joint_reading import open_chain, read_chain, verify
 from tf_dynemb.persistence.naming import described, dynamic_only, named_variables
 from tf_dynemb.persistence.watermark import Watermark
 from tf_dynemb.storage.chain import Name
-from tf_dynemb.storage.steps import decays
 from tf_dynemb.tables.batches import load_steps
 from tf_dynemb.tables.cut import Cut, last_tick
 from tf_dynemb.tables.lineage import Snapshots

@@ -16,9 +16,10 @@ import tensorflow as tf
 import tqdm
 
 from tf_dynemb import _ops, communicator, storage
+from tf_dynemb.format import key_index
+from tf_dynemb.format.table_entry import row_columns
+from tf_dynemb.format.vector_format import decode
 from tf_dynemb.parallel import ownership
-from tf_dynemb.storage import key_index
-from tf_dynemb.storage.vector_format import decode
 from tf_dynemb.tables.batches import (
     NEW_SCORES,
     NO_STATE,
@@ -282,7 +283,7 @@ def erase(snapshot: storage.Snapshot, name: str, handle: tf.Tensor, key_type: tf
 def checksum(
     data: bytes | npt.NDArray[np.uint8], initial: int, room: int, block_bytes: int
 ) -> list[int]:
-    """Same as `tf_dynemb.storage.crc32c.blocks`, but faster."""
+    """Same as `tf_dynemb.format.crc32c.blocks`, but faster."""
     checksums = _ops.library().dynemb_crc32c(
         data, tf.constant(initial, tf.uint32), max(room, 0), block_bytes
     )
@@ -320,9 +321,7 @@ def progress(total: int, what: str, unit: str, quiet: bool | None) -> tqdm.tqdm:
 def _columns(
     part: storage.Part, number: int, table: Table, state_width: int
 ) -> dict[str, storage.ColumnWriter]:
-    columns = storage.table_entry.row_columns(
-        table.key_type.name, table.dtype.name, table.dimension, state_width
-    )
+    columns = row_columns(table.key_type.name, table.dtype.name, table.dimension, state_width)
     return {name: part.column(number, name, *columns[name]) for name in columns}
 
 

@@ -11,12 +11,12 @@ from typing import Any
 
 from tf_dynemb import storage
 from tf_dynemb._presence import local_path
+from tf_dynemb.format.table_entry import tables_from_json, tables_to_json
 from tf_dynemb.parallel.agreement import Ranks, check_alike
 from tf_dynemb.persistence import columns
 from tf_dynemb.persistence.shared_path import wait_for
 from tf_dynemb.persistence.watermark import Watermark
 from tf_dynemb.storage.publication import unpublished
-from tf_dynemb.storage.table_entry import tables_from_json, tables_to_json
 from tf_dynemb.tables.cut import Cut, advance_clock, last_tick
 
 

@@ -17,6 +17,7 @@ from tf_dynemb.chains.conditions import ns_of
 from tf_dynemb.dense import weights as dense_weights
 from tf_dynemb.dense.names import Dense
 from tf_dynemb.dense.optimizer_entry import check_optimizer, restore_optimizer
+from tf_dynemb.format.steps import without_steps
 from tf_dynemb.optimizers.wrapper import OptimizerWrapper
 from tf_dynemb.parallel import ownership
 from tf_dynemb.parallel.agreement import Ranks, check_alike
@@ -38,7 +39,6 @@ from tf_dynemb.persistence.naming import (
     with_automatic_names,
 )
 from tf_dynemb.persistence.watermark import Watermark
-from tf_dynemb.storage.steps import without_steps
 from tf_dynemb.tables import batches, expiry
 from tf_dynemb.tables.lineage import new_history
 from tf_dynemb.tables.table import StateSpec

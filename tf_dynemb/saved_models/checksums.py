@@ -14,8 +14,8 @@ import pathlib
 from typing import Any
 
 from tf_dynemb._presence import is_file
-from tf_dynemb.storage.crc32c import crc32c
-from tf_dynemb.storage.manifest import checksum_of
+from tf_dynemb.format.crc32c import crc32c
+from tf_dynemb.format.manifest import checksum_of
 from tf_dynemb.variables.served import EXTRA
 
 FILE = pathlib.PurePath(EXTRA, "tf_dynemb.checksums.json")

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tf_dynemb import _ops, storage
 from tf_dynemb.dense.names import Weight, dense_variables
-from tf_dynemb.storage import safetensors
+from tf_dynemb.format import safetensors
 from tf_dynemb.variables.dynamic import DynamicVariable
 from tf_dynemb.variables.unwrap import unwrap
 

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tf_dynemb.format import key_index
 from tf_dynemb.serving.keys import Keys
-from tf_dynemb.storage import key_index
 
 GROWTH = 4
 

@@ -16,13 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from tf_dynemb._presence import local_path
+from tf_dynemb.format.safetensors import Array
+from tf_dynemb.format.vector_format import Vectors
 from tf_dynemb.serving.keys import Keys
 from tf_dynemb.serving.state import Lineage, State
 from tf_dynemb.serving.table import Mask, Table
 from tf_dynemb.storage import Chain, Snapshot
 from tf_dynemb.storage.chain import LOSSES, Name
-from tf_dynemb.storage.safetensors import Array
-from tf_dynemb.storage.vector_format import Vectors
 
 # The maximum number of attempts, if files were removed because a newer base superseded them.
 _ATTEMPTS = 5

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+from tf_dynemb.format.safetensors import Array
 from tf_dynemb.serving.table import Schema, Table
 from tf_dynemb.storage import DataLossError, Manifest, Snapshot
-from tf_dynemb.storage.safetensors import Array
 
 
 @dataclasses.dataclass(eq=False)

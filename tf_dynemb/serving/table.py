@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tf_dynemb.format import key_index
+from tf_dynemb.format.table_entry import KEY_TYPES
+from tf_dynemb.format.vector_format import Rows, Vectors, decode, encode, join
 from tf_dynemb.serving.keys import Keys, as_keys
 from tf_dynemb.serving.overlay import Overlay, push
 from tf_dynemb.serving.unknown_keys import UnknownKeys
-from tf_dynemb.storage import Change, DataLossError, Snapshot, TableEntry, key_index
-from tf_dynemb.storage.table_entry import KEY_TYPES
-from tf_dynemb.storage.vector_format import Rows, Vectors, decode, encode, join
+from tf_dynemb.storage import Change, DataLossError, Snapshot, TableEntry
 
 Mask = npt.NDArray[np.bool_]
 Decays = npt.NDArray[np.float64]
@@ -87,7 +88,7 @@ class Table:
         size: the number of keys.
         unknown: the rule for keys that the table does not have.
         string_hash: the hash that makes a key of a string; None: keys are integers.
-        steps: the record of steps of the last snapshot that has one (storage/steps.py).
+        steps: the record of steps of the last snapshot that has one (format/steps.py).
         log_decay: the logarithm of the factor by which the steps since the base have multiplied the
             vectors of the rows that no delta has.
     """

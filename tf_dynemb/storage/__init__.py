@@ -3,23 +3,23 @@
 `Publication` writes a snapshot; other processes can each write a `Part` of it. `Chain` and
 `Snapshot` read.
 
-May import: `_presence`, `_version`.
+May import: `_presence`, `_version`, `format`.
 """
 
-from tf_dynemb.storage.chain import Chain, Snapshot
-from tf_dynemb.storage.column_writer import WRITE_UNIT, ColumnWriter
-from tf_dynemb.storage.errors import DataLossError
-from tf_dynemb.storage.manifest import DenseFile, Manifest
-from tf_dynemb.storage.part import Part, joined
-from tf_dynemb.storage.publication import Publication
-from tf_dynemb.storage.steps import Change
-from tf_dynemb.storage.table_entry import (
+from tf_dynemb.format.errors import DataLossError
+from tf_dynemb.format.manifest import DenseFile, Manifest
+from tf_dynemb.format.steps import Change
+from tf_dynemb.format.table_entry import (
     ColumnFile,
     InitializerEntry,
     Shard,
     StateEntry,
     TableEntry,
 )
+from tf_dynemb.storage.chain import Chain, Snapshot
+from tf_dynemb.storage.column_writer import WRITE_UNIT, ColumnWriter
+from tf_dynemb.storage.part import Part, joined
+from tf_dynemb.storage.publication import Publication
 
 __all__ = [
     "WRITE_UNIT",

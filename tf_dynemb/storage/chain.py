@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tf_dynemb._presence import exists, is_directory, local_path
-from tf_dynemb.storage import crc32c, npy, safetensors
-from tf_dynemb.storage.errors import DataLossError
-from tf_dynemb.storage.manifest import MOST_BYTES, Manifest
-from tf_dynemb.storage.steps import Change, changes
-from tf_dynemb.storage.table_entry import ColumnFile
+from tf_dynemb.format import crc32c, npy, safetensors
+from tf_dynemb.format.errors import DataLossError
+from tf_dynemb.format.manifest import MOST_BYTES, Manifest
+from tf_dynemb.format.steps import Change, changes
+from tf_dynemb.format.table_entry import ColumnFile
 
 MANIFEST = "MANIFEST.json"
 

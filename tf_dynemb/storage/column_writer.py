@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tf_dynemb.storage import crc32c, npy
-from tf_dynemb.storage.errors import naming
-from tf_dynemb.storage.table_entry import ColumnFile
+from tf_dynemb.format import crc32c, npy
+from tf_dynemb.format.errors import naming
+from tf_dynemb.format.table_entry import ColumnFile
 
 # Data is written in multiples of this, at offsets that are multiples of it. Kernels that keep files
 # in large folios (ext4 since Linux 6.16, XFS since 6.6) then map them in pages of 2 MiB, in which

@@ -13,11 +13,11 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from tf_dynemb.storage import crc32c, key_index, npy, safetensors
+from tf_dynemb.format import crc32c, key_index, npy, safetensors
+from tf_dynemb.format.errors import naming
+from tf_dynemb.format.manifest import DenseFile, dense_file_name
+from tf_dynemb.format.table_entry import INDEX_ROWS, ColumnFile, TableEntry, file_name
 from tf_dynemb.storage.column_writer import ColumnWriter
-from tf_dynemb.storage.errors import naming
-from tf_dynemb.storage.manifest import DenseFile, dense_file_name
-from tf_dynemb.storage.table_entry import INDEX_ROWS, ColumnFile, TableEntry, file_name
 
 # (file of the keys, offset of its data, rows, bytes per key, file of the index, offset of its
 # data): fills in the index, in a file that already has its size and whose slots are zeros; returns

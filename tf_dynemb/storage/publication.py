@@ -14,7 +14,10 @@ from typing import Any
 
 from tf_dynemb._presence import exists, is_directory, local_path, remove_tree
 from tf_dynemb._version import __version__
-from tf_dynemb.storage import crc32c
+from tf_dynemb.format import crc32c
+from tf_dynemb.format.errors import DataLossError, naming
+from tf_dynemb.format.manifest import KINDS, MOST_AFTER, DenseFile, Manifest
+from tf_dynemb.format.table_entry import TableEntry
 from tf_dynemb.storage.chain import (
     MANIFEST,
     Name,
@@ -23,10 +26,7 @@ from tf_dynemb.storage.chain import (
     no_snapshot,
     since_last_base,
 )
-from tf_dynemb.storage.errors import DataLossError, naming
-from tf_dynemb.storage.manifest import KINDS, MOST_AFTER, DenseFile, Manifest
 from tf_dynemb.storage.part import BLOCK_BYTES, Part
-from tf_dynemb.storage.table_entry import TableEntry
 
 UNPUBLISHED = ".tmp-"
 

@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from tf_dynemb import _ops, communicator
 from tf_dynemb._warn import warn
+from tf_dynemb.format.strategies import STRATEGIES
 from tf_dynemb.parallel import ownership
-from tf_dynemb.storage.strategies import STRATEGIES
 from tf_dynemb.tables.admission_options import ENTRIES, Frequency
 from tf_dynemb.tables.table import Table, table_stats
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, TypedDict
 
 from tf_dynemb._presence import local_path
-from tf_dynemb.storage.strategies import STRATEGIES
+from tf_dynemb.format.strategies import STRATEGIES
 from tf_dynemb.tables import admission_options
 from tf_dynemb.tables.expiry import Lifetime
 

@@ -7,9 +7,9 @@ import pathlib
 
 import numpy as np
 
+from tf_dynemb.format.safetensors import Array
 from tf_dynemb.storage import InitializerEntry, Part, Publication, Shard, TableEntry
 from tf_dynemb.storage.publication import unpublished
-from tf_dynemb.storage.safetensors import Array
 
 VALUES = {
     "tower/0/kernel": Array("float32", np.arange(6, dtype=np.float32).reshape(2, 3)),

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from tf_dynemb.storage.errors import DataLossError
+from tf_dynemb.format.errors import DataLossError
 
 Integers: TypeAlias = npt.NDArray[np.integer[Any]]
 Index: TypeAlias = npt.NDArray[np.uint32]

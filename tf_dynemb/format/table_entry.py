@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from tf_dynemb.storage import npy
-from tf_dynemb.storage.fields import Fields
-from tf_dynemb.storage.key_index import index_size
-from tf_dynemb.storage.steps import is_record
-from tf_dynemb.storage.strategies import STRATEGIES
-from tf_dynemb.storage.vector_format import FORMATS
+from tf_dynemb.format import npy
+from tf_dynemb.format.fields import Fields
+from tf_dynemb.format.key_index import index_size
+from tf_dynemb.format.steps import is_record
+from tf_dynemb.format.strategies import STRATEGIES
+from tf_dynemb.format.vector_format import FORMATS
 
 # The version of the format that is written.
 VERSION = 2

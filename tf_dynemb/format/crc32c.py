@@ -32,7 +32,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from tf_dynemb.storage.errors import DataLossError
+from tf_dynemb.format.errors import DataLossError
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 

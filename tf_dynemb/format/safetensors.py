@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tf_dynemb.storage.errors import DataLossError, naming
-from tf_dynemb.storage.fields import Fields
+from tf_dynemb.format.errors import DataLossError, naming
+from tf_dynemb.format.fields import Fields
 
 _CODES = {
     "bool": "BOOL",

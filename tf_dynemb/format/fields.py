@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
-from tf_dynemb.storage.errors import DataLossError
+from tf_dynemb.format.errors import DataLossError
 
 T = TypeVar("T")
 

@@ -10,11 +10,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from tf_dynemb.storage.crc32c import crc32c
-from tf_dynemb.storage.errors import DataLossError
-from tf_dynemb.storage.fields import Fields
-from tf_dynemb.storage.steps import decays
-from tf_dynemb.storage.table_entry import (
+from tf_dynemb.format.crc32c import crc32c
+from tf_dynemb.format.errors import DataLossError
+from tf_dynemb.format.fields import Fields
+from tf_dynemb.format.steps import decays
+from tf_dynemb.format.table_entry import (
     ID,
     LAST_TICK,
     VERSION,
