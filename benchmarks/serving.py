@@ -29,7 +29,7 @@ import tensorflow as tf
 import tf_dynemb as de
 from benchmarks.harness import interleave, process_bytes
 from tf_dynemb import storage
-from tf_dynemb.storage.chain import MANIFEST
+from tf_dynemb.storage.snapshot import MANIFEST
 
 TABLES, DIM = 4, 64
 BATCH = 8192  # keys of a lookup whose speed is measured

@@ -47,11 +47,13 @@ def local_path(path: str | os.PathLike[str], argument: str) -> pathlib.Path:
     file = _FILE_URL.fullmatch(text)
     if file and isinstance(path, str):  # pathlib has lost the host of `file://host/path`
         return pathlib.Path(urllib.parse.unquote(file[1]))
+    if not isinstance(path, str):
+        raise ValueError(f"{argument}={text!r} is a URL: pass it as a str, pathlib changes it.")
     mounted = f"/dbfs{text[5:].replace('//', '/')}" if text.startswith("dbfs:/") else ""
     raise ValueError(
         f"{argument}={text!r} is a URL, and only local files can be read and written here. Pass "
-        f"the path of a local or mounted file system{f' ({mounted})' if mounted else ''}, and copy "
-        "to and from stores with `publish`. (A folder of such a name is './NAME:/...'.)"
+        f"the path of a local or mounted file system{f' ({mounted})' if mounted else ''}; "
+        "`publish` copies chains to and from stores. (A folder of such a name is './NAME:/...'.)"
     )
 
 

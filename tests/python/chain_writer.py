@@ -78,7 +78,7 @@ def publish(
                 key_type = KEY_TYPES[form.key_type]
 
                 def column(column, values, dtype, shape=(), number=number, rank=rank):
-                    writer = publication.column(number, column, dtype, shape, rank)
+                    writer = publication.part.column(number, column, dtype, shape, rank)
                     writer.append(np.array(values, dtype).reshape(-1, *shape))
 
                 column("keys", keys, key_type)
@@ -93,13 +93,13 @@ def publish(
                 if kind == "delta":
                     column("deleted", deleted, key_type)
                 else:
-                    publication.write_index(number, rank)
+                    publication.part.write_index(number, rank)
                 shards.append(Shard(rank, len(keys), len(deleted), base_tick))
             entries.append(_entry(name, form, shards))
         if dense is not None:
             arrays = {name: Array(each.dtype.name, each) for name, each in dense.items()}
-            publication.write_dense("weights", arrays)
-            times["dense"] = publication.dense
+            publication.part.write_dense("weights", arrays)
+            times["dense"] = publication.part.dense
         times.setdefault("watermark_utc_ns", 1_700_000_000_000_000_000 + times["watermark"])
         return publication.publish(entries, world_size=ranks, **times)
 

@@ -28,7 +28,7 @@ import table_reader
 import tf_dynemb as de
 from tf_dynemb import communicator
 from tf_dynemb.ranks import launchers
-from tf_dynemb.storage.chain import list_snapshots
+from tf_dynemb.storage.local_place import list_snapshots
 
 BATCH, BATCHES, EPOCHS = 16, 12, 3
 

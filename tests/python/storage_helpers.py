@@ -62,11 +62,11 @@ def shard_columns(table, kind, rows, deleted=0, seed=0):
 def write_shard(publication, number, columns, rank=0, blocks=1):
     """Writes columns in several chunks each, and the index if there are no deleted keys."""
     for column, values in columns.items():
-        writer = publication.column(number, column, values.dtype, values.shape[1:], rank)
+        writer = publication.part.column(number, column, values.dtype, values.shape[1:], rank)
         for block in np.array_split(values, blocks):
             writer.append(block)
     if "deleted" not in columns:
-        publication.write_index(number, rank)
+        publication.part.write_index(number, rank)
 
 
 def publish(path, kind="base", parent=None, rows=5, seed=0, watermark=7, continues=()) -> Snapshot:

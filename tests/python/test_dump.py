@@ -89,8 +89,8 @@ def test_an_incomplete_matrix_is_refused(tmp_path, keys, says):
     )
     with storage.Publication(tmp_path, "base") as publication:
         for column, values in columns.items():
-            publication.column(0, column, values.dtype, values.shape[1:]).append(values)
-        publication.write_index(0)
+            publication.part.column(0, column, values.dtype, values.shape[1:]).append(values)
+        publication.part.write_index(0)
         publication.publish([table], watermark=1, watermark_utc_ns=1)
     with pytest.raises(ValueError, match=says):
         de.load(tmp_path, static)

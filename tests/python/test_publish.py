@@ -18,7 +18,7 @@ from dump_helpers import run_script
 from publish_process import BATCHES, EPOCHS, Interrupt, bits, build, fit
 
 import tf_dynemb as de
-from tf_dynemb import storage
+from tf_dynemb.storage.local_place import list_snapshots
 
 
 def interrupted(path, batches, seed=1, **options):
@@ -219,7 +219,7 @@ def test_a_process_killed_at_random_moments(tmp_path):
 
 
 def kinds(path):
-    return [name.kind for name in storage.chain.list_snapshots(path)]
+    return [name.kind for name in list_snapshots(path)]
 
 
 def test_what_is_written(tmp_path, capsys):

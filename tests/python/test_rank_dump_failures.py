@@ -21,7 +21,7 @@ import tf_dynemb as de
 from tf_dynemb import storage
 from tf_dynemb.persistence import shared_path
 from tf_dynemb.persistence.joint_publication import JointPublication
-from tf_dynemb.storage import column_writer, publication
+from tf_dynemb.storage import column_writer, local_place
 from tf_dynemb.tables.lineage import Snapshots
 
 SIZE = 3
@@ -162,7 +162,7 @@ def test_failed_publication(ranks, tmp_path, monkeypatch, kind):
             if function == "rename":
                 patch.setattr(os, "rename", fails)
             else:
-                patch.setattr(publication, "list_snapshots", fails)
+                patch.setattr(local_place, "list_snapshots", fails)
             found = outcomes_on(ranks, writes(kind))
         check_failed(found, [0], PermissionError, "denied: .*" + function)
         assert unpublished(chain) == []
@@ -300,20 +300,16 @@ def test_files_that_rank_0_does_not_see(ranks, tmp_path, monkeypatch):
 def test_death_of_a_rank(ranks, tmp_path, monkeypatch, kind, rank):
     chain = tmp_path / "chain"
     before = on_disk(chain, ranks)
-    exit_ = publication.Publication.__exit__
     for function in ("ColumnWriter.append", "os.fsync", "os.pwrite"):
         with monkeypatch.context() as patch, failing(function, rank, 3, DiedError()):
             if rank == 0:
                 # A process that is killed does not clean up.
-                patch.setattr(
-                    publication.Publication, "__exit__", lambda self, *_: self._locked.close()
-                )
+                patch.setattr(local_place, "_discard", lambda _: None)
             found = outcomes_on(ranks, writes(kind))
         for each, outcome in enumerate(found):
             assert type(outcome.error) is (DiedError if each == rank else RankGoneError)
         assert len(unpublished(chain)) == (rank == 0)
         assert table_reader.same(on_disk(chain, ranks), before)
-    assert publication.Publication.__exit__ is exit_
     run_on(ranks, writes(kind))
     assert unpublished(chain) == []
     assert table_reader.same(on_disk(chain, ranks), contents(ranks))

@@ -22,7 +22,7 @@ import tf_dynemb as de
 from tf_dynemb import cli
 from tf_dynemb.chains.merge import merge, rollback
 from tf_dynemb.storage import Chain, DataLossError, Publication
-from tf_dynemb.storage.chain import list_snapshots
+from tf_dynemb.storage.local_place import list_snapshots
 
 KEYS = np.arange(20)
 FORM = Form(2, state_width=2, history="ab" * 16)

@@ -11,7 +11,7 @@ from chain_writer import Change, Form, Row, publish
 from serving_helpers import FORMS, WIDEN, delta, first_column, plain, rows
 
 from tf_dynemb.serving import Reader
-from tf_dynemb.storage import DataLossError, chain
+from tf_dynemb.storage import DataLossError, snapshot
 
 
 @pytest.fixture
@@ -328,13 +328,13 @@ def test_a_poll_does_not_parse_a_long_chain(base, path, monkeypatch):
     for tick in range(11, 51):
         last = delta(path, plain([tick]), last, tick - 1, tick)
     parsed = []
-    whole = chain.Name.parse
+    whole = snapshot.Name.parse
 
     def parse(name):
         parsed.append(name)
         return whole(name)
 
-    monkeypatch.setattr(chain.Name, "parse", staticmethod(parse))
+    monkeypatch.setattr(snapshot.Name, "parse", staticmethod(parse))
     reader = Reader(path)
     assert len(parsed) >= 41
     parsed.clear()

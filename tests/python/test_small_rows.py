@@ -12,7 +12,7 @@ import tensorflow as tf
 import tf_dynemb as de
 from tf_dynemb.format.vector_format import decode, encode
 from tf_dynemb.storage import Chain
-from tf_dynemb.storage.chain import list_snapshots
+from tf_dynemb.storage.local_place import list_snapshots
 
 
 def keys_of(path, table):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import pathlib
 import random
 
 import numpy as np
@@ -17,8 +18,8 @@ from tf_dynemb.storage import (
     Shard,
     Snapshot,
     StateEntry,
-    chain,
     column_writer,
+    local_place,
 )
 
 
@@ -102,23 +103,23 @@ def test_writes_end_at_multiples_of_the_unit(tmp_path, monkeypatch, seed):
 
     parts = [rng.integers(0, 9, [size, 3], np.uint32) for size in rng.integers(0, 200, 20)]
     with Publication(tmp_path, "base") as publication:
-        writer = publication.column(0, "vectors", np.uint32, (3,))
+        writer = publication.part.column(0, "vectors", np.uint32, (3,))
         monkeypatch.setattr(os, "write", short)
         for number, part in enumerate(parts):
             writer.append(part)
             if number == 10:
                 writer.flush()
-                assert writer.path.stat().st_size == ends.pop() == 128 + 12 * writer.rows
+                assert os.stat(writer.path).st_size == ends.pop() == 128 + 12 * writer.rows
         assert len(ends) > 20
         assert all(end % unit == 0 for end in ends)
         entry = writer.close()
         assert np.load(writer.path).tolist() == np.concatenate(parts).tolist()
-        assert entry.crc32c == f"{crc32c.crc32c(writer.path.read_bytes()):08x}"
+        assert entry.crc32c == f"{crc32c.crc32c(pathlib.Path(writer.path).read_bytes()):08x}"
 
 
 def test_append_refuses_another_dtype_or_shape(tmp_path):
     with Publication(tmp_path, "base") as publication:
-        writer = publication.column(0, "vectors", np.float32, (2,))
+        writer = publication.part.column(0, "vectors", np.float32, (2,))
         for rows in (np.zeros((3, 2)), np.zeros((3, 3), np.float32), np.zeros(2, np.float32)):
             with pytest.raises(ValueError, match=r"vectors\.npy needs float32 \[n, 2\]"):
                 writer.append(rows)
@@ -126,7 +127,7 @@ def test_append_refuses_another_dtype_or_shape(tmp_path):
         writer.append(strided)
         assert writer.rows == 2
         writer.flush()
-        written = np.frombuffer(writer.path.read_bytes()[128:], np.float32)
+        written = np.frombuffer(pathlib.Path(writer.path).read_bytes()[128:], np.float32)
         assert written.tolist() == [1, 4, 13, 16]
 
 
@@ -233,7 +234,7 @@ def test_entries_that_contradict_the_files(tmp_path):
     ]:
         with pytest.raises(ValueError, match=problem):
             publish(tables, **more)
-        assert chain.list_snapshots(tmp_path) == []
+        assert local_place.list_snapshots(tmp_path) == []
         assert helpers.unpublished(tmp_path) == []
     publish([right], optimizer={"variables": {2: 1.0, 10: (1, 2)}})
     optimizer = Chain.open(tmp_path).last.manifest.optimizer

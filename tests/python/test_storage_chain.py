@@ -5,7 +5,7 @@ import shutil
 import pytest
 import storage_helpers as helpers
 
-from tf_dynemb.storage import Chain, DataLossError, chain
+from tf_dynemb.storage import Chain, DataLossError, local_place
 
 
 def test_chain(tmp_path):
@@ -102,12 +102,12 @@ def test_reader_that_loses_files_to_a_base_restarts(tmp_path):
 
 def test_stale_listing(tmp_path, monkeypatch):
     helpers.publish_chain(tmp_path, deltas=1)
-    stale = chain.list_snapshots(tmp_path)
+    stale = local_place.list_snapshots(tmp_path)
     helpers.publish(tmp_path)
     listings = [stale, stale]
-    fresh = chain.list_snapshots
+    fresh = local_place.list_snapshots
     monkeypatch.setattr(
-        chain, "list_snapshots", lambda path, *_: listings.pop() if listings else fresh(path)
+        local_place, "list_snapshots", lambda path, *_: listings.pop() if listings else fresh(path)
     )
     with pytest.raises(DataLossError, match="is missing"):
         Chain.open(tmp_path)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import storage_helpers as helpers
 
-from tf_dynemb.storage import WRITE_UNIT, Chain, Publication, Shard
+from tf_dynemb.storage import WRITE_UNIT, Chain, Publication, Shard, local_place
 
 STEPS = ["os.write", "os.pwrite", "os.posix_fallocate", "os.fsync", "os.rename", "shutil.rmtree"]
 
@@ -42,7 +42,7 @@ def publish_until_a_crash(path, kind, parent, step, call):
     with pytest.MonkeyPatch.context() as patch:
         crash_before(patch, step, call)
         # A killed process would not run the clean-up of the `with` statement.
-        patch.setattr(Publication, "__exit__", lambda self, *_: self._locked.close())
+        patch.setattr(local_place, "_discard", lambda _: None)
         try:
             helpers.publish(path, kind, parent, rows=4, seed=9)
         except CrashError:
@@ -122,7 +122,7 @@ def test_killed_process(tmp_path):
         "import sys, time, numpy as np\n"
         "from tf_dynemb.storage import Publication\n"
         "with Publication(sys.argv[1], 'base') as publication:\n"
-        "    publication.column(0, 'keys', np.int64).append(np.arange(1000))\n"
+        "    publication.part.column(0, 'keys', np.int64).append(np.arange(1000))\n"
         "    print('written', flush=True)\n"
         "    time.sleep(60)\n"
     )
@@ -169,9 +169,9 @@ def test_leaving_without_publishing(tmp_path):
     helpers.publish(tmp_path)
     before = helpers.chain_content(tmp_path)
     with Publication(tmp_path, "base") as publication:
-        publication.column(0, "keys", np.int64).append(np.arange(10))
+        publication.part.column(0, "keys", np.int64).append(np.arange(10))
     with pytest.raises(KeyError), Publication(tmp_path, "base") as publication:  # noqa: PT012
-        publication.column(0, "keys", np.int64)
+        publication.part.column(0, "keys", np.int64)
         raise KeyError
     assert helpers.unpublished(tmp_path) == []
     assert helpers.chain_content(tmp_path) == before
@@ -203,7 +203,7 @@ def test_full_disk(tmp_path, monkeypatch, function):
 
 def test_nothing_is_published_after_a_failed_write(tmp_path, monkeypatch):
     with Publication(tmp_path, "base") as publication:
-        writer = publication.column(0, "keys", np.int64)
+        writer = publication.part.column(0, "keys", np.int64)
         with monkeypatch.context() as patch:
             patch.setattr(os, "write", lambda *_: os.close(-1))
             writer.append(np.arange(3))
@@ -257,8 +257,8 @@ def test_another_builder_of_the_index(tmp_path):
         return 12345
 
     with Publication(tmp_path, "base") as publication:
-        publication.column(0, "keys", np.int32).append(columns["keys"])
-        publication.write_index(0, build=build)
+        publication.part.column(0, "keys", np.int32).append(columns["keys"])
+        publication.part.write_index(0, build=build)
         directory = tmp_path / f".tmp-{publication.id}"
         assert calls == [
             (
@@ -273,7 +273,7 @@ def test_another_builder_of_the_index(tmp_path):
         index = np.load(directory / "000.r0.index.npy")
         np.testing.assert_array_equal(index, np.arange(32, dtype=np.uint32), strict=True)
         written = dataclasses.replace(table, shards=(Shard(0, 9, 0, 0),))
-        (entry,) = publication.with_files([written])
+        (entry,) = publication.part.with_files([written])
         assert entry.shards[0].index_salt == 12345
 
 

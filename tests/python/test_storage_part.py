@@ -9,7 +9,7 @@ import storage_helpers as helpers
 
 from tf_dynemb.format.table_entry import tables_from_json, tables_to_json
 from tf_dynemb.storage import Chain, Part, Publication, Shard, joined
-from tf_dynemb.storage.publication import unpublished
+from tf_dynemb.storage.local_place import unpublished
 
 TIMES = {"watermark": 9, "watermark_utc_ns": 1}
 
@@ -28,7 +28,7 @@ def write_part(part, table, seed, rows=5):
 def test_parts_are_published_together(tmp_path):
     table = helpers.table_entry()
     with Publication(tmp_path, "base", block_bytes=192) as publication:
-        parts = [publication]
+        parts = [publication.part]
         for rank in (1, 4):
             directory = unpublished(tmp_path, publication.id)
             parts.append(Part(directory, rank, block_bytes=192))
@@ -55,7 +55,7 @@ def test_files_of_other_ranks_are_checked(tmp_path):
     for spoil in ("remove", "cut"):
         with Publication(tmp_path, "base") as publication:
             part = Part(unpublished(tmp_path, publication.id), 1)
-            tables = joined([write_part(p, table, 0)[1] for p in (publication, part)])
+            tables = joined([write_part(p, table, 0)[1] for p in (publication.part, part)])
             file = unpublished(tmp_path, publication.id) / "000.r1.state.npy"
             if spoil == "remove":
                 file.unlink()

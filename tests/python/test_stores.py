@@ -19,10 +19,10 @@ from test_served_copy import FORM, Trainer, answers
 
 from tf_dynemb import cli
 from tf_dynemb.chains.publish import publish
-from tf_dynemb.chains.stores import Store
 from tf_dynemb.serving import Reader
 from tf_dynemb.storage import Chain, DataLossError
-from tf_dynemb.storage.chain import list_snapshots
+from tf_dynemb.storage.local_place import list_snapshots
+from tf_dynemb.storage.stores import Store
 
 
 def test_a_chain_there_and_back(tmp_path, s3):
@@ -270,7 +270,7 @@ def test_files_of_published_snapshots_stay(tmp_path):
     publish(tmp_path / "local", from_=url)
     assert answers(Reader(tmp_path / "local")) == answers(Reader(tmp_path / "thin"))
     (stored,) = Store(url).snapshots()
-    Store(url).remove([stored._replace(directory=f"{stored.name}.{'0' * 16}")])
+    Store(url)._remove([stored._replace(directory=f"{stored.name}.{'0' * 16}")])
     assert Store(url).snapshots() == [stored]
 
 
@@ -351,9 +351,9 @@ def test_what_is_refused(capsys, tmp_path, monkeypatch):
     trainer = Trainer(tmp_path / "chain")
     trainer.do("base", {1})
     url = f"memory://{os.urandom(6).hex()}"
-    with pytest.raises(ValueError, match="rows, where and max_rows are for local copies"):
+    with pytest.raises(ValueError, match="rows, where, max_rows and other URLs are for local"):
         publish(url, from_=trainer.path, rows="int8")
-    with pytest.raises(ValueError, match="path or from_ must be local, got"):
+    with pytest.raises(ValueError, match="publish a local copy, and then that one to"):
         publish(url, from_="s3://b/c")
     with pytest.raises(FileNotFoundError, match="holds no snapshot"):
         publish(url, from_=tmp_path / "nothing")

@@ -22,7 +22,7 @@ from tf_dynemb.chains.merge import merge
 from tf_dynemb.format import key_index
 from tf_dynemb.format.vector_format import decode, encode
 from tf_dynemb.storage import Chain
-from tf_dynemb.storage.chain import list_snapshots
+from tf_dynemb.storage.local_place import list_snapshots
 
 UTC = datetime.timezone.utc
 FIRST = 1_700_000_000  # seconds of tick 0; a tick takes a second

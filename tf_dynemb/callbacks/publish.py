@@ -13,14 +13,13 @@ import keras
 import tensorflow as tf
 
 from tf_dynemb import communicator
-from tf_dynemb._presence import is_directory, local_path
 from tf_dynemb._warn import warn
 from tf_dynemb.callbacks.first_step import before_first_step, skip_batches
 from tf_dynemb.parallel.agreement import OtherRankError, Ranks
 from tf_dynemb.persistence.dump import dump, incremental_dump
 from tf_dynemb.persistence.load import load
 from tf_dynemb.persistence.watermark import Watermark
-from tf_dynemb.storage.chain import list_snapshots
+from tf_dynemb.storage.places import place_of
 from tf_dynemb.variables.static import Variable
 from tf_dynemb.variables.unwrap import tables_of
 
@@ -123,7 +122,8 @@ class Publish(keras.callbacks.Callback):  # type: ignore[misc]
         super().__init__()
         if resume and dense != "all":
             raise ValueError(f'resume=True needs dense="all", got {dense!r}.')
-        self._path = local_path(path, "path")
+        self._path = path
+        place_of(path)  # raises unless it is one
         self._due = _Due(every, "every")
         self._base_due = None if base_every is None else _Due(base_every, "base_every")
         self._resume = resume
@@ -197,7 +197,7 @@ class Publish(keras.callbacks.Callback):  # type: ignore[misc]
     def _begin(self) -> None:
         ranks = Ranks("Publish")
         with ranks.stage() as stage:
-            stage.say(is_directory(self._path) and bool(list_snapshots(self._path)))
+            stage.say(bool(place_of(self._path).names()))
         has_snapshots = stage.said[0]
         if self._resume and has_snapshots:
             self._load()

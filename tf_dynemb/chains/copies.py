@@ -22,8 +22,8 @@ from tf_dynemb.format.table_entry import KEY_TYPES
 from tf_dynemb.serving.keys import Keys
 from tf_dynemb.serving.string_hash import ids_of_strings
 from tf_dynemb.storage import Snapshot, TableEntry
-from tf_dynemb.storage.chain import MANIFEST, Name
-from tf_dynemb.storage.publication import UNPUBLISHED
+from tf_dynemb.storage.local_place import UNPUBLISHED
+from tf_dynemb.storage.snapshot import MANIFEST, Name
 
 # Keys per iteration.
 _CHUNK = 1 << 20

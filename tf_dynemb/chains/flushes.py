@@ -18,7 +18,7 @@ import numpy.typing as npt
 from tf_dynemb._presence import exchange, exists, remove_tree
 from tf_dynemb.format.crc32c import crc32c
 from tf_dynemb.format.errors import DataLossError
-from tf_dynemb.storage.publication import sync_directory, write_file
+from tf_dynemb.storage.files import sync_directory, write_file
 
 ENDING = ".persistent"
 NEW = ".new"

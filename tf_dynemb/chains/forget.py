@@ -25,8 +25,9 @@ from tf_dynemb.chains import copies, counters
 from tf_dynemb.chains.copies import Query
 from tf_dynemb.serving.keys import Keys
 from tf_dynemb.storage import DataLossError, Manifest, Part, Shard, Snapshot, TableEntry
-from tf_dynemb.storage.chain import MANIFEST, Name
-from tf_dynemb.storage.publication import UNPUBLISHED, replace_manifest, sync_directory
+from tf_dynemb.storage.files import replace_manifest, sync_directory
+from tf_dynemb.storage.local_place import UNPUBLISHED
+from tf_dynemb.storage.snapshot import MANIFEST, Name
 
 # Rows per iteration.
 _CHUNK = 1 << 16
@@ -54,7 +55,7 @@ def check(snapshot: Snapshot, query: Query, tables: Sequence[str] | None) -> Non
                 column = snapshot.column(entry.name, "keys", shard.rank)
                 if len(copies.positions(column, keys)):
                     raise ValueError(
-                        f"table {entry.name!r} in {snapshot.directory} is a matrix, which cannot "
+                        f"table {entry.name!r} in {snapshot} is a matrix, which cannot "
                         "lack rows: pass --table with the others, set its rows to zeros in the "
                         "training process, and dump it again."
                     )

@@ -8,11 +8,10 @@ import os
 import numpy as np
 import numpy.typing as npt
 
-from tf_dynemb._presence import exists, is_directory, local_path
 from tf_dynemb.chains.rows import Block, Source, TableRows, tables_of
 from tf_dynemb.format.steps import without_steps
 from tf_dynemb.storage import Chain, Publication, Shard, Snapshot, TableEntry
-from tf_dynemb.storage.chain import MANIFEST, list_snapshots, no_snapshot
+from tf_dynemb.storage.places import place_of
 
 _ALL = 2**31  # bases to keep
 
@@ -42,19 +41,19 @@ def merge(
         RuntimeError: another process is writing at `out`.
     """
     in_place = out is None
-    source = local_path(path, "path")
-    target = source if out is None else local_path(out, "out")
-    if exists(target / MANIFEST):
+    source = place_of(path)
+    target = source if out is None else place_of(out, "out")
+    if target.is_snapshot:
         raise ValueError(f"{target} is a snapshot, so none can be published in it; pass OUT.")
-    if not is_directory(source):
-        raise no_snapshot(source)
-    if not in_place and exists(target) and list_snapshots(target):
+    if not source.names() and not source.is_snapshot:
+        raise source.absent()
+    if not in_place and target.names():
         raise ValueError(f"{target} already contains snapshots, which a base would supersede.")
     if not in_place:
-        tables_of(Chain.open(source))  # before anything is created at OUT
+        tables_of(Chain.open(path))  # before anything is created at OUT
     # In place, no other process can publish while the lock is held.
-    with Publication(target, "base") as publication:
-        chain = Chain.open(source)
+    with Publication(path if out is None else out, "base") as publication:
+        chain = Chain.open(path)
         if in_place and not chain.deltas:
             return None
         *before, last = chain.snapshots
@@ -82,16 +81,15 @@ def rollback(path: str | os.PathLike[str], id_: str) -> Snapshot:
             base before it.
         RuntimeError: another process is writing at the path.
     """
-    path = local_path(path, "path")
     with Publication(path, "base") as publication:
         names = Chain.names_until(path, id_)
-        everything = list_snapshots(path)
+        everything = publication.place.names()
         if str(everything[-1]) == names[-1]:
-            raise ValueError(f"{names[-1]} is the last snapshot at {path} already.")
+            raise ValueError(f"{names[-1]} is the last snapshot at {publication.place} already.")
         # The snapshots that followed are older than the new base, too: readers that have applied
         # them go on.
-        known = [Snapshot(path / str(name)).manifest for name in everything]
-        older = [each for one in known for each in (*one.after, *one.ids)]
+        known = publication.place.open([str(name) for name in everything])
+        older = [id_ for one in known for id_ in (*one.manifest.after, *one.manifest.ids)]
         return _publish(publication, Chain.of(path, names), older, (), _ALL)
 
 
@@ -122,7 +120,7 @@ def _publish(
     manifests = [snapshot.manifest for snapshot in chain.snapshots]
     holder = chain.dense_source
     if holder is not None:
-        publication.copy_dense(holder.directory, holder.manifest.dense)
+        publication.part.copy_dense(holder)
     optimizers = [each.optimizer for each in manifests if each.optimizer]
     return publication.publish(
         entries,
@@ -169,7 +167,9 @@ def _with_counters(
     if source is None or not source.shard.admission_lines:
         return shard
     lines = source.column("admission")
-    publication.column(number, "admission", lines.dtype, lines.shape[1:], shard.rank).append(lines)
+    publication.part.column(number, "admission", lines.dtype, lines.shape[1:], shard.rank).append(
+        lines
+    )
     first, count = source.shard.first_admission_line, source.shard.admission_lines
     return dataclasses.replace(shard, first_admission_line=first, admission_lines=count)
 
@@ -187,7 +187,7 @@ def _write_shard(publication: Publication, number: int, rows: TableRows, rank: i
     writers = {}
     for name in names:
         dtype, shape = rows.entry.column_type(name, model.shard)
-        writers[name] = publication.column(number, name, dtype, shape[1:], rank)
+        writers[name] = publication.part.column(number, name, dtype, shape[1:], rank)
     count = 0
     for block in rows.blocks(rank):
         count += block.keys.size
@@ -196,7 +196,7 @@ def _write_shard(publication: Publication, number: int, rows: TableRows, rank: i
             if name == "updates" or (name == "accesses" and rows.entry.accesses_are_times):
                 values = _ticks(block, values, base_tick)
             writer.append(values)
-    publication.write_index(number, rank)
+    publication.part.write_index(number, rank)
     return Shard(rank, count, 0, base_tick)
 
 
@@ -205,7 +205,7 @@ def _ticks(block: Block, ticks: npt.NDArray[np.uint32], base_tick: int) -> npt.N
     shift = block.source.shard.base_tick - base_tick
     if shift + int(ticks.max()) >= 2**32:
         raise ValueError(
-            f"{block.source.snapshot.directory} has times 2**32 ticks or more after the oldest "
+            f"{block.source.snapshot} has times 2**32 ticks or more after the oldest "
             "times of its base: one shard cannot contain both."
         )
     return ticks + np.uint32(shift)

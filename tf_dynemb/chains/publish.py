@@ -11,28 +11,21 @@ from typing import Any
 
 from tf_dynemb._presence import exists, is_url, local_path, remove_tree
 from tf_dynemb.chains.snapshot_copy import without_training
-from tf_dynemb.chains.stores import Store, Stored
 from tf_dynemb.chains.thinning import ThinCopies, Thinning
 from tf_dynemb.format.manifest import Manifest
 from tf_dynemb.storage import Chain, DataLossError, Snapshot
-from tf_dynemb.storage.chain import (
-    LOSSES,
-    MANIFEST,
-    Name,
+from tf_dynemb.storage.chain import LOSSES, read_again
+from tf_dynemb.storage.files import make_directory, replace_manifest, sync_directory
+from tf_dynemb.storage.local_place import (
+    LocalPlace,
     list_snapshots,
-    read_again,
-    since_last_base,
-)
-from tf_dynemb.storage.publication import (
     locked,
-    make_directory,
-    prune_locked,
     remove_unpublished,
-    replace_manifest,
-    superseded,
-    sync_directory,
     unpublished,
 )
+from tf_dynemb.storage.places import place_of
+from tf_dynemb.storage.snapshot import MANIFEST, Name, since_last_base, superseded
+from tf_dynemb.storage.stores import Store, Stored
 
 
 def publish(
@@ -67,13 +60,14 @@ def publish(
     (`tf_dynemb.Variable`) keep all of their rows. Lookups of keys that fell out are lookups of keys
     that the table does not have.
 
-    One of both paths can be a URL that `fsspec` knows, such as `s3://bucket/served`: of a copy to
-    store, or of a stored copy to make a local one of, which models and readers follow. Snapshots
-    appear as a whole there, too; of two writers one is told that the other one was first.
+    One of both paths can be a URL that `fsspec` knows, such as `s3://bucket/served`: of the copy,
+    or of the chain or a stored copy, to make a local copy of, which models and readers follow.
+    Snapshots appear as a whole there, too; of two writers one is told that the other one was first.
+    A copy of a stored copy is the same copy, unless `rows`, `where` or `max_rows` are passed.
 
     Args:
         path: the copy, a directory that is created if it does not exist, or a URL.
-        from_: the chain, or the URL of a stored copy.
+        from_: the chain, or a copy of it; a path or URL.
         keep: the number of bases before the last one that stay in the copy, with their deltas.
         rows: the format of vectors: "float32", "float16", "bfloat16", "int8" (a scale for each row:
             dimension + 2 bytes), "int4" (a scale and a bias: dimension / 2 + 4 bytes). Lookups of
@@ -106,29 +100,26 @@ def publish(
         ValueError: `path` has snapshots of another chain, or later ones, or ones that `publish` has
             not made, or is the chain, a snapshot or a SavedModel; or `keep` is negative; or `rows`,
             `where` or `max_rows` has a wrong value, or names a table that the chain does not have,
-            or has a condition that does not go with a table; or both paths are URLs.
+            or has a condition that does not go with a table; or `path` is a URL, and `from_` is
+            one, too, or one of these arguments is passed.
         OSError: an error of the file system or the store.
     """
     if isinstance(keep, bool) or not isinstance(keep, int) or keep < 0:
         raise ValueError(f"keep must be a number of bases, got {keep!r}.")
-    urls = [str(each) for each in (path, from_) if is_url(each)]
-    if urls and not (rows is where is max_rows is None):
-        raise ValueError(
-            f"rows, where and max_rows are for local copies: publish one, and then that one, to or "
-            f"from {urls[0]}."
-        )
-    if len(urls) == 2:
-        raise ValueError(f"path or from_ must be local, got {urls[0]!r} and {urls[1]!r}.")
+    thin = not (rows is where is max_rows is None)
     if is_url(path):
+        if thin or is_url(from_):
+            raise ValueError(
+                f"publish a local copy, and then that one to {path}: rows, where, max_rows and "
+                "other URLs are for local copies."
+            )
         return _upload(Store(str(path)), local_path(from_, "from_"), keep)
     target = local_path(path, "path")
     if exists(target / MANIFEST) or exists(target / "saved_model.pb"):
         what = "a snapshot" if exists(target / MANIFEST) else "a SavedModel"
         raise ValueError(f"{target} is {what}, so none can be published in it.")
-    if is_url(from_):
-        return _download(Store(str(from_)), target, keep)
-    source = local_path(from_, "from_")
-    if exists(target) and os.path.samefile(target, source):
+    source = place_of(from_, "from_")
+    if isinstance(source, LocalPlace) and exists(target) and os.path.samefile(target, source.path):
         raise ValueError(f"{target} is the chain itself: publish to another path.")
     # Before anything is created:
     first = read_again(
@@ -138,7 +129,9 @@ def publish(
     )
     Thinning.of(rows, where, max_rows, None).check_tables(first.manifest)
     if first.manifest.kind == "delta" and not exists(target):
-        _check_continues(str(target), None, first.manifest, str(first.directory))
+        _check_continues(str(target), None, first.manifest, str(first))
+    if isinstance(source, Store) and first.manifest.copy is not None and not thin:
+        return _download(source, target, keep)  # as it is
     published: list[Snapshot] = []
     with _target(target) as names:
         last = _last(target, names)
@@ -188,12 +181,10 @@ def _go_on(
     copies.note_times(chain)
     missing = chain.snapshots[_place_after([s.manifest.id for s in chain.snapshots], names, last) :]
     if missing:
-        first, where = missing[0].manifest, str(missing[0].directory)
+        first, where = missing[0].manifest, str(missing[0])
         _check_continues(str(target), last, first, where, lambda: _base(target))
     for snapshot in missing:
-        manifest = snapshot.manifest
-        snapshot.verify(files=[file for file, _ in without_training(manifest).files_of_ranks])
-        with _publishing(target, manifest, keep) as (unfinished, directory):
+        with _publishing(target, snapshot.manifest, keep) as (unfinished, directory):
             copies.write(snapshot, unfinished)
         published.append(Snapshot(directory))
         copies.published(published[-1])
@@ -227,7 +218,7 @@ def _publishing(
         remove_tree(unfinished)
     sync_directory(target)
     if manifest.kind == "base":
-        prune_locked(target, keep)
+        LocalPlace(target).remove(superseded(list_snapshots(target), keep))
 
 
 def _upload(store: Store, source: pathlib.Path, keep: int) -> list[Snapshot]:
@@ -241,7 +232,7 @@ def _upload(store: Store, source: pathlib.Path, keep: int) -> list[Snapshot]:
         ids = [snapshot.manifest.id for snapshot in chain.snapshots]
         missing = chain.snapshots[_place_after(ids, names, last) :]
         if missing:
-            first, where = missing[0].manifest, str(missing[0].directory)
+            first, where = missing[0].manifest, str(missing[0])
             base = [each for each in here if each.name in since_last_base(names)][:1]
             _check_continues(store.url, last, first, where, lambda: store.manifest(base[0]))
             _check_thin(store.url, last, first, where)
@@ -253,8 +244,7 @@ def _upload(store: Store, source: pathlib.Path, keep: int) -> list[Snapshot]:
             store.put(number, snapshot.directory, manifest)
             published.append(snapshot)
         here = store.snapshots()
-        gone = superseded([each.name for each in here], keep)
-        store.remove([each for each in here if each.name in gone])
+        store.remove(superseded([each.name for each in here], keep))
 
     Chain.load(source, go_on)
     return published
@@ -268,7 +258,7 @@ def _download(store: Store, target: pathlib.Path, keep: int) -> list[Snapshot]:
     def list_names() -> list[str]:
         found = store.snapshots()
         if not found:
-            raise FileNotFoundError(f"{store.url} holds no snapshot, or does not exist.")
+            raise store.absent()
         stored.update({str(each.name): each for each in found})
         return [str(name) for name in since_last_base([each.name for each in found])]
 
@@ -291,7 +281,6 @@ def _download(store: Store, target: pathlib.Path, keep: int) -> list[Snapshot]:
             published.append(Snapshot(directory))
             last = manifest
 
-    list_names()  # before anything is created
     with _target(target):
         read_again(list_names, go_on, lambda error: isinstance(error, LOSSES))
     return [snapshot for snapshot in published if exists(snapshot.directory)]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tf_dynemb.format import key_index
+from tf_dynemb.format import key_index, npy
 from tf_dynemb.format.vector_format import convert, decode
 from tf_dynemb.serving.keys import Keys
 from tf_dynemb.serving.overlay import Overlay, push
@@ -85,7 +85,7 @@ class TableRows:
 
     def __init__(self, chain: Chain, name: str) -> None:
         if chain.base is None:
-            raise ValueError(f"{chain.last.directory.parent} has deltas, but no base.")
+            raise ValueError(f"{chain} has deltas, but no base.")
         self.entry = chain.base.manifest.table(name)[1]
         changes = chain.changes(name)
         last_steps = [each.steps for each in chain.last.manifest.tables if each.name == name]
@@ -94,7 +94,7 @@ class TableRows:
             self._source(chain.base, self.entry, shard, changes[0]) for shard in self.entry.shards
         ]
         self._base = [
-            (np.asarray(source.column("keys")), _index(source), source.shard.index_salt)
+            (npy.plain(source.column("keys")), _index(source), source.shard.index_salt)
             for source in self.sources
         ]
         self._levels: tuple[Overlay, ...] = ()
@@ -143,13 +143,13 @@ class TableRows:
             # load() accepts it if only the state differs, because rows can start with fresh state.
             # One table of all rows cannot contain both kinds of state.
             raise ValueError(
-                f"{delta.directory} has {Schema.of(entry)} with state {entry.state}, but its base "
+                f"{delta} has {Schema.of(entry)} with state {entry.state}, but its base "
                 f"has {Schema.of(self.entry)} with state {self.entry.state}."
             )
         kinds = [e.evict_strategy if not e.accesses_are_times else "" for e in (entry, self.entry)]
         if kinds[0] != kinds[1]:
             raise ValueError(
-                f"{delta.directory} has evict_strategy {entry.evict_strategy!r}, but its base has "
+                f"{delta} has evict_strategy {entry.evict_strategy!r}, but its base has "
                 f"{self.entry.evict_strategy!r}: one table cannot contain the scores of both."
             )
         keys, places, deleted = [], [], []
@@ -209,18 +209,16 @@ def tables_of(chain: Chain) -> tuple[str, ...]:
         DataLossError: a delta has a table that the base does not have.
     """
     if chain.base is None:
-        raise ValueError(f"{chain.last.directory.parent} has deltas, but no base.")
+        raise ValueError(f"{chain} has deltas, but no base.")
     names = tuple(entry.name for entry in chain.base.manifest.tables)
     for delta in chain.deltas:
         for entry in delta.manifest.tables:
             if entry.name not in names:
-                raise DataLossError(
-                    f"{delta.directory} has table {entry.name!r}, but its base does not."
-                )
+                raise DataLossError(f"{delta} has table {entry.name!r}, but its base does not.")
     return names
 
 
 def _index(source: Source) -> npt.NDArray[np.uint32]:
     if "index" not in source.shard.files:
-        raise ValueError(f"{source.snapshot.directory} has a shard that is too large for an index.")
+        raise ValueError(f"{source.snapshot} has a shard that is too large for an index.")
     return source.column("index")

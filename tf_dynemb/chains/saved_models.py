@@ -8,7 +8,7 @@ import json
 import os
 import pathlib
 
-from tf_dynemb._presence import exists, is_directory
+from tf_dynemb._presence import exists, is_directory, is_url
 
 _MODEL = "saved_model.pb"
 _DESCRIPTORS = "tf_dynemb*.json"
@@ -30,9 +30,9 @@ class ServedTables:
     follow: str | None
 
 
-def is_model(path: pathlib.Path) -> bool:
-    """Whether there is a SavedModel at a path."""
-    return exists(path / _MODEL)
+def is_model(path: str | os.PathLike[str]) -> bool:
+    """Whether there is a SavedModel at a path; at a URL, there is none."""
+    return not is_url(path) and exists(pathlib.Path(path) / _MODEL)
 
 
 def served_tables(model: pathlib.Path) -> list[ServedTables]:

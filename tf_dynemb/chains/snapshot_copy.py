@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,14 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tf_dynemb.format.errors import naming
 from tf_dynemb.format.manifest import Manifest
-from tf_dynemb.format.table_entry import Shard, TableEntry
+from tf_dynemb.format.table_entry import ColumnFile, Shard, TableEntry
 from tf_dynemb.format.vector_format import convert, smaller
-from tf_dynemb.storage.chain import MANIFEST, Snapshot
-from tf_dynemb.storage.column_writer import WRITE_UNIT
+from tf_dynemb.storage.files import copy_file, sync_directory, write_file
 from tf_dynemb.storage.part import Part
-from tf_dynemb.storage.publication import sync_directory, write_file
+from tf_dynemb.storage.snapshot import MANIFEST, Snapshot
 
 # Columns of rows that only training needs.
 _ONLY_FOR_TRAINING = ("state", "admission")
@@ -55,7 +52,7 @@ class SnapshotCopy:
         table = copy.write_vectors(0, "int8")    # what is to be others than in the snapshot
         copy.finish([table])                     # copies all other files
 
-    The files of the snapshot are not verified.
+    The files of the snapshot that are read are verified.
 
     Args:
         snapshot: the snapshot.
@@ -66,6 +63,7 @@ class SnapshotCopy:
 
     Raises:
         OSError: an error of the file system; all methods raise it too.
+        DataLossError: the snapshot is damaged; raised by the methods.
     """
 
     def __init__(self, snapshot: Snapshot, directory: pathlib.Path) -> None:
@@ -107,6 +105,7 @@ class SnapshotCopy:
         if self.manifest.kind == "base":
             self._part.write_index(number, shard.rank)
         else:
+            self._snapshot.verify(files=[shard.files["deleted"]])
             listed = np.asarray(self._snapshot.column(number, "deleted", shard.rank))
             writer = self._part.column(number, "deleted", listed.dtype, (), shard.rank)
             for keys in (listed, deleted):
@@ -137,10 +136,10 @@ class SnapshotCopy:
             for shard, before in zip(new.shards, old.shards, strict=True):
                 shards.append(dataclasses.replace(shard, files={**before.files, **shard.files}))
                 for column in before.files.keys() - shard.files.keys():
-                    self._copy(before.files[column].file)
+                    self._copy(before.files[column])
             entries.append(dataclasses.replace(new, shards=tuple(shards)))
         for file in self.manifest.dense:
-            self._copy(file.file)
+            self._copy(file)
         manifest = dataclasses.replace(self.manifest, tables=tuple(entries), copy=options)
         write_file(self._directory / MANIFEST, manifest.to_json().encode())
         sync_directory(self._directory)
@@ -160,6 +159,7 @@ class SnapshotCopy:
         """Writes a column of some rows; None: of all."""
         entry = dataclasses.replace(self.manifest.tables[number], vector_format=stored_as)
         writer = self._part.column(number, name, *entry.row_columns[name], shard.rank)
+        self._snapshot.verify(files=[shard.files[name]])
         values = self._snapshot.column(number, name, shard.rank)
         for begin in range(0, len(values), CHUNK):
             chunk = np.asarray(values[begin : begin + CHUNK])
@@ -170,15 +170,8 @@ class SnapshotCopy:
             writer.append(chunk)
         writer.flush()
 
-    def _copy(self, name: str) -> None:
-        """Copies a file in multiples of `WRITE_UNIT`, which `shutil.copyfile` does not."""
-        source, target = self._snapshot.directory / name, self._directory / name
-        with naming(target), source.open("rb", 0) as read, target.open("xb", 0) as written:
-            while data := read.read(WRITE_UNIT):
-                left = memoryview(data)
-                while left:
-                    left = left[written.write(left) :]
-            os.fsync(written.fileno())
+    def _copy(self, file: ColumnFile) -> None:
+        copy_file(self._snapshot.read(file), self._directory / file.file)
 
 
 def copy_without_training(
@@ -186,7 +179,7 @@ def copy_without_training(
 ) -> None:
     """Writes a snapshot `without_training` to an empty directory, and syncs it.
 
-    The files are not verified. MANIFEST.json is the last.
+    The files are verified. MANIFEST.json is the last.
 
     Args:
         snapshot: the snapshot.
@@ -195,6 +188,7 @@ def copy_without_training(
             Vectors that are as small already stay as they are.
 
     Raises:
+        DataLossError: a file is damaged.
         OSError: an error of the file system.
     """
     copy = SnapshotCopy(snapshot, directory)

@@ -21,8 +21,8 @@ _NAMED = 10
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
-    parser.add_argument("a", metavar="A", type=paths.argument)
-    parser.add_argument("b", metavar="B", type=paths.argument)
+    parser.add_argument("a", metavar="A", type=paths.path_or_url)
+    parser.add_argument("b", metavar="B", type=paths.path_or_url)
     parser.add_argument("--table", metavar="T", help="compare only this table")
     parser.add_argument("--json", action="store_true", help="JSON instead of text")
 

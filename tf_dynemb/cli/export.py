@@ -27,7 +27,7 @@ FORMATS = ("npz", "csv", "parquet")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
-    parser.add_argument("path", metavar="PATH", type=paths.argument)
+    parser.add_argument("path", metavar="PATH", type=paths.path_or_url)
     parser.add_argument(
         "out",
         metavar="OUT",

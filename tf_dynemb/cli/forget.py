@@ -13,7 +13,8 @@ from tf_dynemb.chains import forget as snapshots
 from tf_dynemb.chains.copies import Copy, Query
 from tf_dynemb.cli import keys, paths
 from tf_dynemb.storage import Snapshot, TableEntry
-from tf_dynemb.storage.publication import locked, sync_directory
+from tf_dynemb.storage.files import sync_directory
+from tf_dynemb.storage.local_place import locked
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -17,7 +17,7 @@ from tf_dynemb.storage import Chain, Snapshot, TableEntry
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
-    parser.add_argument("path", metavar="PATH", type=paths.argument)
+    parser.add_argument("path", metavar="PATH", type=paths.path_or_url)
     parser.add_argument("--json", action="store_true", help="JSON instead of tables")
 
 
@@ -58,7 +58,7 @@ def _show_model(model: pathlib.Path, as_json: bool) -> int:
     return 0
 
 
-def _snapshots(path: pathlib.Path) -> list[dict[str, Any]]:
+def _snapshots(path: pathlib.Path | str) -> list[dict[str, Any]]:
     return [_snapshot(snapshot) for snapshot in Chain.open(path).snapshots]
 
 
@@ -105,7 +105,7 @@ def utc(nanoseconds: int) -> str:
 def _snapshot(snapshot: Snapshot) -> dict[str, Any]:
     manifest = snapshot.manifest
     return {
-        "directory": str(snapshot.directory),
+        "directory": str(snapshot),
         "kind": manifest.kind,
         "id": manifest.id,
         "parent": manifest.parent,

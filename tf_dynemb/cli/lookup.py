@@ -15,7 +15,7 @@ from tf_dynemb.storage import Chain
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
-    parser.add_argument("path", metavar="PATH", type=paths.argument)
+    parser.add_argument("path", metavar="PATH", type=paths.path_or_url)
     parser.add_argument(
         "keys",
         metavar="KEY",

@@ -10,9 +10,13 @@ from tf_dynemb.cli import paths
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
-    parser.add_argument("path", metavar="PATH", type=paths.argument)
+    parser.add_argument("path", metavar="PATH", type=paths.path_or_url)
     parser.add_argument(
-        "out", metavar="OUT", nargs="?", type=paths.argument, help="a directory without snapshots"
+        "out",
+        metavar="OUT",
+        nargs="?",
+        type=paths.path_or_url,
+        help="a directory without snapshots",
     )
     parser.add_argument(
         "--in-place", action="store_true", help="instead of OUT: replace the chain at PATH"
@@ -33,5 +37,5 @@ def run(options: argparse.Namespace) -> int:
     if snapshot is None:
         print(f"{options.path} has no deltas: there is nothing to merge")
     else:
-        print(snapshot.directory)
+        print(snapshot)
     return 0

@@ -22,13 +22,13 @@ def path_or_url(text: str) -> pathlib.Path | str:
     return text if is_url(text) else argument(text)
 
 
-def chain_of(path: pathlib.Path) -> pathlib.Path:
+def chain_of(path: pathlib.Path | str) -> pathlib.Path | str:
     """Returns the path of a chain: the path itself, or the path of the tables of a SavedModel.
 
     Raises:
         ValueError: the SavedModel has no tables, or several chains.
     """
-    if not is_model(path):
+    if isinstance(path, str) or not is_model(path):
         return path
     tables = served_tables(path)
     if len(tables) != 1:

@@ -10,7 +10,7 @@ from tf_dynemb.storage.publication import prune
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
-    parser.add_argument("path", metavar="PATH", type=paths.argument)
+    parser.add_argument("path", metavar="PATH", type=paths.path_or_url)
     parser.add_argument(
         "--keep",
         type=int,

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import argparse
+import functools
+import signal
+import sys
+import threading
+from collections.abc import Callable
 from typing import Any
 
 from tf_dynemb.chains.publish import publish
 from tf_dynemb.chains.selection import TIMES
 from tf_dynemb.cli import paths
 from tf_dynemb.format.vector_format import FORMATS
+from tf_dynemb.storage import DataLossError, Snapshot
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     parser.add_argument(
-        "source", metavar="SOURCE", type=paths.path_or_url, help="a chain, or the URL of a copy"
+        "source", metavar="SOURCE", type=paths.path_or_url, help="a chain, or a copy of it"
     )
+    parser.add_argument("target", metavar="TARGET", type=paths.path_or_url, help="its copy")
     parser.add_argument(
-        "target", metavar="TARGET", type=paths.path_or_url, help="its copy, or the URL of one"
+        "--every",
+        type=float,
+        metavar="SECONDS",
+        help="publish again and again, until SIGINT or SIGTERM; failures are printed",
     )
     parser.add_argument(
         "--keep",
@@ -50,20 +60,51 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Makes a copy of a chain for serving, without what only training needs, or goes on with it."""
+    if options.every is not None and not options.every > 0:
+        raise ValueError(f"--every must be a number of seconds above 0, got {options.every}.")
+    call = functools.partial(
+        publish,
+        options.target,
+        from_=options.source,
+        keep=options.keep,
+        rows=_by_table("rows", options.rows, str),
+        where=_conditions(options.where),
+        max_rows=_by_table("max-rows", options.max_rows, int),
+    )
+    if options.every is not None:
+        return _repeat(call, options.every)
+    for snapshot in (published := _published(call)):
+        print(snapshot)
+    print(f"published: {len(published)}")
+    return 0
+
+
+def _published(call: Callable[[], list[Snapshot]]) -> list[Snapshot]:
     try:
-        published = publish(
-            options.target,
-            from_=options.source,
-            keep=options.keep,
-            rows=_by_table("rows", options.rows, str),
-            where=_conditions(options.where),
-            max_rows=_by_table("max-rows", options.max_rows, int),
-        )
+        return call()
     except TypeError as error:  # a condition is unknown, or of another type
         raise ValueError(str(error)) from error
-    for snapshot in published:
-        print(snapshot.directory)
-    print(f"published: {len(published)}")
+
+
+def _repeat(call: Callable[[], list[Snapshot]], seconds: float) -> int:
+    """Publishes again and again; what can pass, such as a store that does not answer, is printed.
+
+    Arguments that are wrong end it.
+    """
+    ended = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: ended.set())
+    said = ""
+    while not ended.is_set():
+        try:
+            for snapshot in _published(call):
+                print(snapshot, flush=True)
+            said = ""
+        except (DataLossError, OSError, RuntimeError) as error:
+            if str(error) != said:
+                print(f"error: {error}", file=sys.stderr, flush=True)
+            said = str(error)
+        ended.wait(seconds)
     return 0
 
 

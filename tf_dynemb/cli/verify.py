@@ -5,19 +5,19 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from tf_dynemb._presence import exists, is_directory, is_file
 from tf_dynemb.cli import paths
-from tf_dynemb.format import crc32c, key_index, npy, safetensors
+from tf_dynemb.format import crc32c, key_index, npy
 from tf_dynemb.format.table_entry import INDEX_ROWS
 from tf_dynemb.serving.keys import Keys
 from tf_dynemb.storage import ColumnFile, DataLossError, DenseFile, Shard, Snapshot, TableEntry
-from tf_dynemb.storage.chain import MANIFEST, list_snapshots, no_snapshot, since_last_base
+from tf_dynemb.storage.place import Place
+from tf_dynemb.storage.places import place_of
+from tf_dynemb.storage.snapshot import MANIFEST, since_last_base
 
 # Keys per iteration, and the number of problems of one kind that are named for a file.
 _CHUNK = 1 << 16
@@ -26,20 +26,23 @@ _NAMED = 10
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
-    parser.add_argument("path", metavar="PATH", type=paths.argument)
+    parser.add_argument("path", metavar="PATH", type=paths.path_or_url)
     parser.add_argument("--json", action="store_true", help="JSON instead of text")
 
 
 def run(options: argparse.Namespace) -> int:
     """Checks files, checksums, keys and indexes; exit code 1 if anything is wrong."""
-    directories = _directories(paths.chain_of(options.path))
-    problems = list(_chain_problems(directories))
+    place = place_of(paths.chain_of(options.path))
+    names = [str(name) for name in since_last_base(place.names())]
+    if not names and not place.is_snapshot:
+        raise place.absent()
+    problems = list(_chain_problems(place, names or [""]))
     if options.json:
         print(json.dumps({"problems": [dataclasses.asdict(p) for p in problems]}, indent=1))
     else:
         for problem in problems:
             print(problem)
-        print(f"snapshots: {len(directories)}, problems: {len(problems)}")
+        print(f"snapshots: {len(names) or 1}, problems: {len(problems)}")
     return int(bool(problems))
 
 
@@ -56,25 +59,16 @@ class Problem:
         return f"{self.file}{at}: {self.problem}"
 
 
-def _directories(path: pathlib.Path) -> list[pathlib.Path]:
-    if exists(path / MANIFEST):
-        return [path]
-    names = since_last_base(list_snapshots(path)) if is_directory(path) else []
-    if not names:
-        raise no_snapshot(path)
-    return [path / str(name) for name in names]
-
-
-def _chain_problems(directories: list[pathlib.Path]) -> Iterator[Problem]:
+def _chain_problems(place: Place, names: Sequence[str]) -> Iterator[Problem]:
     before = None
-    for directory in directories:
+    for name in names:
         try:
-            snapshot = Snapshot(directory)
+            snapshot = place.open([name] if name else [])[0]
         except ValueError as error:
-            yield Problem(str(directory / MANIFEST), None, str(error))
+            yield Problem("/".join(filter(None, [str(place), name, MANIFEST])), None, str(error))
             before = None
             continue
-        if directory is not directories[0]:
+        if name != names[0]:
             yield from _gap(before, snapshot)
         for entry in snapshot.manifest.tables:
             yield from _table_problems(snapshot, entry)
@@ -85,13 +79,13 @@ def _chain_problems(directories: list[pathlib.Path]) -> Iterator[Problem]:
 
 def _gap(before: Snapshot | None, after: Snapshot) -> Iterator[Problem]:
     if before is None:
-        yield Problem(str(after.directory), None, "the snapshot before it cannot be read")
+        yield Problem(str(after), None, "the snapshot before it cannot be read")
     elif (
         after.manifest.parent not in before.manifest.ids
         or after.manifest.since > before.manifest.watermark
     ):
         yield Problem(
-            str(after.directory),
+            str(after),
             None,
             f"a gap: it continues snapshot {after.manifest.parent} since {after.manifest.since}, "
             f"but before it is {before.manifest.id} up to {before.manifest.watermark}",
@@ -128,36 +122,35 @@ def _dense_problems(snapshot: Snapshot, file: DenseFile) -> Iterator[Problem]:
     yield from problems
     if not problems:
         try:
-            safetensors.read(snapshot.directory / file.file, file.bytes)
+            snapshot.arrays(file)
         except DataLossError as error:
-            yield Problem(str(snapshot.directory / file.file), None, str(error))
+            yield Problem(f"{snapshot}/{file.file}", None, str(error))
 
 
 def _file_problems(snapshot: Snapshot, file: ColumnFile, header: bytes) -> Iterator[Problem]:
     """The problems of a file, which must begin with a header."""
-    path = snapshot.directory / file.file
-    if not is_file(path):
-        yield Problem(str(path), None, "the file is missing")
+    path = f"{snapshot}/{file.file}"
+    size = snapshot.size(file)
+    if size is None:
+        yield Problem(path, None, "the file is missing")
         return
-    size = path.stat().st_size
     if size != file.bytes:
-        yield Problem(str(path), min(size, file.bytes), f"{size} bytes instead of {file.bytes}")
+        yield Problem(path, min(size, file.bytes), f"{size} bytes instead of {file.bytes}")
         return
-    with path.open("rb") as opened:
-        if opened.read(len(header)) != header:
-            yield Problem(str(path), 0, "the header does not match the manifest")
     block_bytes = snapshot.manifest.block_bytes
     block = bad = 0
-    for _, checksums in crc32c.of_file(path, size, block_bytes, crc32c.blocks):
-        for checksum in checksums:
+    for part in snapshot.parts(file):
+        if not block and part[: len(header)].tobytes() != header:
+            yield Problem(path, 0, "the header does not match the manifest")
+        for checksum in crc32c.blocks(part, 0, block_bytes, block_bytes):
             if f"{checksum:08x}" != file.crc32c[8 * block : 8 * block + 8]:
                 bad += 1
                 if bad <= _NAMED:
                     what = f"the CRC32C of the block of {block_bytes} bytes is wrong"
-                    yield Problem(str(path), block * block_bytes, what)
+                    yield Problem(path, block * block_bytes, what)
             block += 1
     if bad > _NAMED:
-        yield Problem(str(path), None, f"{bad - _NAMED} more such blocks")
+        yield Problem(path, None, f"{bad - _NAMED} more such blocks")
 
 
 class _Keys:
@@ -168,15 +161,15 @@ class _Keys:
     ) -> None:
         self._snapshot, self._entry, self._shard = snapshot, entry, shard
         self._column = column
-        self._path = snapshot.directory / shard.files[column].file
+        self._path = f"{snapshot}/{shard.files[column].file}"
         self._keys: Keys = np.asarray(snapshot.column(entry.name, column, shard.rank))
         # Not the snapshot's index, which can be wrong.
         self._index, self._salt = key_index.build(self._keys)
 
     def index_problems(self) -> Iterator[Problem]:
         """The problems of the snapshot's own index of these keys."""
-        path = str(self._snapshot.directory / self._shard.files["index"].file)
-        index = self._snapshot.column(self._entry.name, "index", self._shard.rank)
+        path = f"{self._snapshot}/{self._shard.files['index'].file}"
+        index = np.asarray(self._snapshot.column(self._entry.name, "index", self._shard.rank))
         entries = np.count_nonzero(index)
         if entries != self._keys.size:
             yield Problem(path, None, f"{entries} entries for {self._keys.size} keys")
@@ -203,15 +196,15 @@ class _Keys:
             if other is self:
                 twice &= first != np.arange(begin, begin + chunk.size)
             for i in np.flatnonzero(twice)[: max(0, _NAMED - bad)]:
-                where = f"{other._path.name} at byte offset {other._offset(first[i])}"
+                where = f"{other._path.rpartition('/')[2]} at byte offset {other._offset(first[i])}"
                 yield Problem(
-                    str(self._path),
+                    self._path,
                     self._offset(begin + i),
                     f"key {chunk[i]} is in {where} too",
                 )
             bad += int(twice.sum())
         if bad > _NAMED:
-            yield Problem(str(self._path), None, f"{bad - _NAMED} more such keys")
+            yield Problem(self._path, None, f"{bad - _NAMED} more such keys")
 
     def _chunks(self) -> Iterator[tuple[int, Keys]]:
         for begin in range(0, self._keys.size, _CHUNK):

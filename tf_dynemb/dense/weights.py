@@ -238,7 +238,7 @@ def read(
         return loaded
     if holder is None:
         raise ValueError(
-            f"{snapshots[-1].directory} and the snapshots before it have no dense weights: they "
+            f"{snapshots[-1]} and the snapshots before it have no dense weights: they "
             "were dumped without the model. Pass dense=None to load only the tables."
         )
     rank = ranks.rank if holder.manifest.world_size == ranks.size else 0
@@ -247,7 +247,7 @@ def read(
         arrays = holder.dense(part, rank)
         if arrays is None:
             raise ValueError(
-                f'{holder.directory} was written with dense="weights", without what training needs '
+                f'{holder} was written with dense="weights", without what training needs '
                 'besides: pass dense="weights" to load the weights only.'
             )
         arrays = {name: each for name, each in arrays.items() if name.startswith(only)}
@@ -264,7 +264,7 @@ def read(
         take("training", with_optimizer(dense, variables, optimizer, tables).parts["training"])
     if holder is not snapshots[-1]:
         warn(
-            f"the dense weights are those of {holder.directory}, which is older than the rows: the "
+            f"the dense weights are those of {holder}, which is older than the rows: the "
             "snapshots after it have no dense weights."
         )
     return loaded
@@ -277,7 +277,7 @@ def _check_kind(snapshot: storage.Snapshot, optimizer: OptimizerWrapper) -> None
     if there != kind:
         what = "without an optimizer" if there is None else f"with the optimizer {there}"
         raise ValueError(
-            f"{snapshot.directory} was written {what}, so that it has no state for {kind}: pass "
+            f"{snapshot} was written {what}, so that it has no state for {kind}: pass "
             'dense="weights" to load the weights and to start the optimizer afresh.'
         )
 
@@ -301,7 +301,7 @@ def _check_names(
             "with those that it trained."
         )
         raise ValueError(
-            f"{snapshot.directory} is of a model or an optimizer of another structure: it has "
+            f"{snapshot} is of a model or an optimizer of another structure: it has "
             f"{there}{here}. {hint}"
         )
 
@@ -319,7 +319,7 @@ def _fitting(
     if array.values.shape != shape or (array.dtype != dtype and not cast):
         hint = " Pass cast=True to convert the values." if array.values.shape == shape else ""
         raise ValueError(
-            f"{name!r} has {array.dtype} {list(array.values.shape)} in {snapshot.directory}, but "
+            f"{name!r} has {array.dtype} {list(array.values.shape)} in {snapshot}, but "
             f"{dtype} {list(shape)} in the model.{hint}"
         )
     value = from_bits(np.array(array.values), array.dtype)

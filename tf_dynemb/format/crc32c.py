@@ -178,19 +178,34 @@ def of_file(
     Raises:
         DataLossError: the file is shorter, or missing.
     """
+    end = 0
+    for part in parts_of(path, size, block_bytes):
+        end += part.size
+        yield end, checksum(part, 0, block_bytes, block_bytes)
+
+
+def parts_of(path: pathlib.Path, size: int, block_bytes: int) -> Iterator[Bytes]:
+    """Reads the first `size` bytes of a file, several blocks at a time.
+
+    Yields:
+        The bytes of these blocks; the next ones take their place in memory.
+
+    Raises:
+        DataLossError: the file is shorter, or missing.
+    """
     buffer = np.empty(min(size, block_bytes * max(1, _READ_BYTES // block_bytes)), np.uint8)
     try:
         with path.open("rb", buffering=0) as file:
             end = 0
             while end < size:
-                blocks = buffer[: size - end]
+                part = buffer[: size - end]
                 filled = 0
-                while filled < blocks.size:
-                    count = file.readinto(blocks[filled:].data)
+                while filled < part.size:
+                    count = file.readinto(part[filled:].data)
                     if not count:
                         raise DataLossError(f"{path} ends at byte offset {end + filled}.")
                     filled += count
-                end += blocks.size
-                yield end, checksum(blocks, 0, block_bytes, block_bytes)
+                end += part.size
+                yield part
     except FileNotFoundError as error:
         raise DataLossError(f"{path} is missing.") from error

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from tf_dynemb.format import npy
 from tf_dynemb.format.errors import DataLossError
 
 Integers: TypeAlias = npt.NDArray[np.integer[Any]]
@@ -133,7 +134,7 @@ def _find_chunk(
     index: Index, keys: Integers, queries: Integers, salt: int, found: Positions
 ) -> None:
     """Sets `found` for the queries that are among the keys."""
-    slots_by_number, keys_by_position = np.asarray(index), np.asarray(keys)
+    slots_by_number, keys_by_position = npy.plain(index), npy.plain(keys)
     slots = _homes(queries, index.size, salt)
     pending = np.arange(queries.size)
     # Each probe of a query finds another key, so more probes than keys mean a damaged index.

@@ -120,23 +120,35 @@ def read(path: pathlib.Path, file_bytes: int) -> dict[str, Array]:
             size = os.fstat(file.fileno()).st_size
             if size != file_bytes:
                 raise DataLossError(f"{path} has {size} bytes, expected {file_bytes}.")
-            header_bytes = int.from_bytes(file.read(8), "little")
-            begin = 8 + header_bytes
-            if begin > min(size, _MOST_HEADER_BYTES):
-                raise DataLossError(f"{path} is damaged: its header has {header_bytes} bytes.")
-            text = _read_all(file.fileno(), header_bytes)
             mapped = np.memmap(file, np.uint8, "r") if size else np.empty(0, np.uint8)
     except FileNotFoundError as error:
         raise DataLossError(f"{path} is missing.") from error
+    return parse(mapped, str(path))
+
+
+def parse(data: npt.NDArray[np.uint8], where: str) -> dict[str, Array]:
+    """Returns the arrays in the content of a file, which they share.
+
+    Args:
+        data: the content, read-only.
+        where: the place of the file, for errors.
+
+    Raises:
+        DataLossError: it is not the content of such a file.
+    """
+    header_bytes = int.from_bytes(data[:8].tobytes(), "little")
+    begin = 8 + header_bytes
+    if begin > min(data.size, _MOST_HEADER_BYTES):
+        raise DataLossError(f"{where} is damaged: its header has {header_bytes} bytes.")
     try:
-        parsed = json.loads(text, object_pairs_hook=_with_distinct_names)
+        parsed = json.loads(data[8:begin].tobytes(), object_pairs_hook=_with_distinct_names)
     except (ValueError, RecursionError) as error:
-        raise DataLossError(f"{path} is damaged: its header is not JSON ({error}).") from error
-    header = Fields.of(parsed, f"{path}: its header")
+        raise DataLossError(f"{where} is damaged: its header is not JSON ({error}).") from error
+    header = Fields.of(parsed, f"{where}: its header")
     header.members.pop(_METADATA, None)
-    arrays = {name: _array(header, name, mapped[begin:]) for name in header.members}
+    arrays = {name: _array(header, name, data[begin:]) for name in header.members}
     size = sum(array.values.nbytes for array in arrays.values())
-    header.require(size == file_bytes - begin, "data_offsets", f"are of {size} bytes in all")
+    header.require(size == data.size - begin, "data_offsets", f"are of {size} bytes in all")
     return arrays
 
 
@@ -168,11 +180,3 @@ def _write_all(descriptor: int, data: bytes | memoryview) -> None:
     left = memoryview(data)
     while left:
         left = left[os.write(descriptor, left) :]
-
-
-def _read_all(descriptor: int, size: int) -> bytes:
-    parts = []
-    while size and (part := os.read(descriptor, size)):
-        parts.append(part)
-        size -= len(part)
-    return b"".join(parts)

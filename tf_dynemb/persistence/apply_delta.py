@@ -10,7 +10,6 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dynemb import _ops, storage
-from tf_dynemb._presence import local_path
 from tf_dynemb.dense import weights as dense_weights
 from tf_dynemb.dense.names import Dense
 from tf_dynemb.dense.optimizer_entry import check_optimizer, restore_optimizer
@@ -29,7 +28,8 @@ from tf_dynemb.persistence.entry_check import check_entry, has_state, last_optim
 from tf_dynemb.persistence.joint_reading import open_chain, read_chain, verify
 from tf_dynemb.persistence.naming import described, dynamic_only, named_variables
 from tf_dynemb.persistence.watermark import Watermark
-from tf_dynemb.storage.chain import Name
+from tf_dynemb.storage.places import place_of
+from tf_dynemb.storage.snapshot import Name
 from tf_dynemb.tables.batches import load_steps
 from tf_dynemb.tables.cut import Cut, last_tick
 from tf_dynemb.tables.lineage import Snapshots
@@ -72,7 +72,7 @@ def apply_delta(
     """
     ranks = Ranks("apply_delta")
     with ranks.stage() as stage:
-        path = local_path(path, "path")
+        place_of(path)  # raises unless it is one
         tables = dynamic_only(named_variables(variables))
         check_optimizer(optimizer)
         weights = dense_weights.chosen(dense, variables)
@@ -152,7 +152,7 @@ def _check_steps(
     state = entry.state
     if spec is None or state is None or spec[:2] != (state.optimizer, tuple(state.widths)):
         raise ValueError(
-            f"{snapshot.directory} comes from an optimizer with catch_up and weight_decay, which "
+            f"{snapshot} comes from an optimizer with catch_up and weight_decay, which "
             f"shrinks the rows of {name!r} that the delta does not have. Pass apply_delta the same "
             "optimizer, and write dumps and deltas with it; or use load."
         )

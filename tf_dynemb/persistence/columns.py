@@ -66,7 +66,8 @@ def write_rows(
         most, (_, widths, _), deleted = info.most_rows, info.spec, info.deleted
         if ownership.is_elsewhere(table) and not most and not len(deleted):
             continue
-        writers[number] = _columns(part, number, table, sum(widths) if with_state else 0)
+        known = most if what == "dump" else None  # of a delta, it is an upper bound
+        writers[number] = _columns(part, number, table, sum(widths) if with_state else 0, known)
         if what == "delta":
             key_type = table.key_type.as_numpy_dtype
             _append_all(part.column(number, "deleted", key_type), deleted)
@@ -274,7 +275,7 @@ def erase(snapshot: storage.Snapshot, name: str, handle: tf.Tensor, key_type: tf
     _, entry = snapshot.manifest.table(name)
     for shard in entry.shards:
         if shard.deleted:
-            keys = tf.constant(snapshot.column(name, "deleted", shard.rank), key_type)
+            keys = tf.constant(np.asarray(snapshot.column(name, "deleted", shard.rank)), key_type)
             _ops.library().dynemb_erase(handle, keys)
             batches += 1
     return batches
@@ -319,10 +320,14 @@ def progress(total: int, what: str, unit: str, quiet: bool | None) -> tqdm.tqdm:
 
 
 def _columns(
-    part: storage.Part, number: int, table: Table, state_width: int
+    part: storage.Part, number: int, table: Table, state_width: int, rows: int | None
 ) -> dict[str, storage.ColumnWriter]:
     columns = row_columns(table.key_type.name, table.dtype.name, table.dimension, state_width)
-    return {name: part.column(number, name, *columns[name]) for name in columns}
+    return {
+        # The index needs the file of the keys.
+        name: part.column(number, name, *columns[name], rows=None if name == "keys" else rows)
+        for name in columns
+    }
 
 
 def _give_way() -> None:

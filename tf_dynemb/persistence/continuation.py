@@ -109,7 +109,7 @@ def is_of_others(
         publication: the base, before it is published.
         tables: its variables, by their names on disk.
     """
-    where = publication.path
+    where = publication.place
     try:
         superseded = publication.superseded
     except (storage.DataLossError, ValueError) as error:
@@ -205,6 +205,6 @@ def continuations(
         if parent is not None and common_id([parent], known):
             return snapshots[place:]
     raise ValueError(
-        f"{chain.last.directory} and the snapshots before it do not continue the content of these "
+        f"{chain.last} and the snapshots before it do not continue the content of these "
         "tables: load the dump that they continue first."
     )

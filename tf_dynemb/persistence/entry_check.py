@@ -27,7 +27,7 @@ def check_entry(
                 f"before: name the layer. {hint}"
             )
         raise ValueError(
-            f"{snapshot.directory} has no table {name!r}; its tables are {', '.join(names)}. {hint}"
+            f"{snapshot} has no table {name!r}; its tables are {', '.join(names)}. {hint}"
         )
     _, entry = manifest.table(name)
     have = form_of(variable)
@@ -103,12 +103,12 @@ def takes_state(
     if entry.state and entry.state_width:
         warn(
             f"the state of {entry.state.optimizer!r} that table {name!r} has in "
-            f"{snapshot.directory} is dropped: {table.name!r} is trained with {optimizer!r}. Its "
+            f"{snapshot} is dropped: {table.name!r} is trained with {optimizer!r}. Its "
             "rows start with fresh state."
         )
     elif spec and sum(spec[1]) and any(shard.rows for shard in entry.shards):
         warn(
-            f"table {name!r} has no optimizer state in {snapshot.directory}: the rows in it start "
+            f"table {name!r} has no optimizer state in {snapshot}: the rows in it start "
             f"with fresh state of {optimizer!r}."
         )
     return False

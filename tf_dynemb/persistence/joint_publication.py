@@ -10,13 +10,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tf_dynemb import storage
-from tf_dynemb._presence import local_path
 from tf_dynemb.format.table_entry import tables_from_json, tables_to_json
 from tf_dynemb.parallel.agreement import Ranks, check_alike
 from tf_dynemb.persistence import columns
 from tf_dynemb.persistence.shared_path import wait_for
 from tf_dynemb.persistence.watermark import Watermark
-from tf_dynemb.storage.publication import unpublished
+from tf_dynemb.storage.local_place import LocalPlace
+from tf_dynemb.storage.part import BLOCK_BYTES
+from tf_dynemb.storage.places import place_of
 from tf_dynemb.tables.cut import Cut, advance_clock, last_tick
 
 
@@ -54,7 +55,7 @@ class JointPublication:
         self._call: list[str] = []
         self._begun = contextlib.ExitStack()
         self._publication: storage.Publication | None = None  # on rank 0
-        self._id = ""
+        self._id = self._folder = ""
         self._tick = 0  # the last batch of any rank when the snapshot began
         self._part: dict[str, Any] = {}
         self._parts: list[dict[str, Any]] = []  # of all ranks
@@ -79,20 +80,20 @@ class JointPublication:
     def beginning(self) -> Iterator[None]:
         """A stage after which the path is locked, and the ranks have agreed on what they write."""
         with self._ranks.stage() as stage:
-            self._path = local_path(self._path, "path")
+            place_of(self._path)  # raises unless it is one
             yield
-            id_ = last = None
+            id_ = folder = last = None
             if self._ranks.rank == 0:
                 publication = storage.Publication(self._path, self._kind, columns.checksum)
                 self._publication = self._begun.enter_context(publication)
-                id_ = publication.id
+                id_, folder = publication.id, publication.folder
                 if self._kind == "delta" and publication.last is not None:
                     last = publication.last.without_shards().to_json()
-            stage.say([self._call, last_tick(), id_, last, self.histories])
-        calls, ticks, ids, lasts, histories = zip(*stage.said, strict=True)
+            stage.say([self._call, last_tick(), id_, folder, last, self.histories])
+        calls, ticks, ids, folders, lasts, histories = zip(*stage.said, strict=True)
         check_alike(calls, "the variables")
         self._tick = max(ticks)
-        self._id = ids[0]
+        self._id, self._folder = ids[0], folders[0]
         self.histories = histories[0]
         if lasts[0] is not None:
             self.last = storage.Manifest.from_json(lasts[0], str(self._path))
@@ -110,7 +111,7 @@ class JointPublication:
         also of the same moment.
         """
         with self._ranks.stage() as stage:
-            part = self._publication or self._open_part()
+            part = self._publication.part if self._publication else self._open_part()
             try:
                 advance_clock(self._tick)
                 yield part
@@ -207,9 +208,10 @@ class JointPublication:
         return Watermark.at(self._id, tick, utc_ns, extra)
 
     def _open_part(self) -> storage.Part:
-        directory = unpublished(self._path, self._id)
-        wait_for(directory, self._ranks.rank)
-        return storage.Part(directory, self._ranks.rank, columns.checksum)
+        place = place_of(self._path)
+        if isinstance(place, LocalPlace):
+            wait_for(place.path / self._folder, self._ranks.rank)
+        return place.part(self._folder, self._ranks.rank, columns.checksum, BLOCK_BYTES)
 
 
 def _has_changes(

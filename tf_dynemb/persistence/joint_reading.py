@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -12,6 +11,8 @@ from tf_dynemb.parallel.agreement import Ranks
 from tf_dynemb.persistence import columns
 from tf_dynemb.persistence.shared_path import wait_for
 from tf_dynemb.storage import chain
+from tf_dynemb.storage.local_place import LocalPlace
+from tf_dynemb.storage.places import place_of
 
 T = TypeVar("T")
 
@@ -63,10 +64,11 @@ def _names(ranks: Ranks, path: str | os.PathLike[str], until: str | int | None) 
 
 def open_chain(ranks: Ranks, path: str | os.PathLike[str], names: Sequence[str]) -> storage.Chain:
     """Opens the chain of these directories; raises as `storage.Chain.open`, on this rank only."""
-    if ranks.rank:
+    place = place_of(path)
+    if ranks.rank and isinstance(place, LocalPlace):
         for name in names or [""]:
-            wait_for(pathlib.Path(path) / name, ranks.rank)
-    return storage.Chain.of(path, names)
+            wait_for(place.path / name, ranks.rank)
+    return storage.Chain.of(place, names)
 
 
 def verify(ranks: Ranks, snapshots: Sequence[storage.Snapshot], quiet: bool | None) -> None:

@@ -11,7 +11,6 @@ import keras
 import tensorflow as tf
 
 from tf_dynemb import _ops, storage
-from tf_dynemb._presence import local_path
 from tf_dynemb._warn import warn
 from tf_dynemb.chains.conditions import ns_of
 from tf_dynemb.dense import weights as dense_weights
@@ -39,6 +38,7 @@ from tf_dynemb.persistence.naming import (
     with_automatic_names,
 )
 from tf_dynemb.persistence.watermark import Watermark
+from tf_dynemb.storage.places import place_of
 from tf_dynemb.tables import batches, expiry
 from tf_dynemb.tables.lineage import new_history
 from tf_dynemb.tables.table import StateSpec
@@ -102,7 +102,7 @@ def load(
     """
     ranks = Ranks("load")
     with ranks.stage() as stage:
-        path = local_path(path, "path")
+        place_of(path)  # raises unless it is one
         tables = named_variables(variables)
         check_optimizer(optimizer)
         automatic = with_automatic_names(tables, variables)
@@ -147,7 +147,7 @@ def _warn_of_fresh_state(
         if spec is not None and fits_state(chain.last, name, spec):
             warn(
                 f"load: the rows of {name!r} start with fresh state of {spec[0]!r}, although "
-                f"{chain.last.directory} has it. To continue the training, pass the optimizer, "
+                f"{chain.last} has it. To continue the training, pass the optimizer, "
                 "such as optimizer=model.optimizer."
             )
             return
@@ -179,7 +179,7 @@ def _load(
         chain = open_chain(ranks, path, names)
         if chain.base is None:
             raise ValueError(
-                f"{chain.last.directory.parent} contains deltas, but no dump that they continue: "
+                f"{chain} contains deltas, but no dump that they continue: "
                 "load the dump first, then apply the deltas with apply_delta."
             )
         for name, variable in tables.items():

@@ -43,7 +43,10 @@ def write_static(
                 "accesses": times,
             }
             for column, array in columns.items():
-                part.column(number, column, array.dtype, array.shape[1:]).append(array)
+                rows_known = None if column == "keys" else len(array)  # the index needs the file
+                writer = part.column(number, column, array.dtype, array.shape[1:], rows=rows_known)
+                writer.append(array)
+                writer.flush()
             part.write_index(number, build=build_index)
             shards.append(storage.Shard(part.rank, rows=rows, deleted=0, base_tick=base_tick))
         entries.append(
@@ -75,7 +78,7 @@ def read_static(snapshot: storage.Snapshot, name: str, variable: tf.Variable) ->
     missing = np.ones(len(value), np.bool_)
     rows = variable.global_shape[0]
     for shard in entry.shards:
-        keys = snapshot.column(name, "keys", shard.rank)
+        keys = np.asarray(snapshot.column(name, "keys", shard.rank))
         is_owned = ownership.owned(variable, keys)
         if is_owned is not None and not is_owned.any():
             continue
@@ -84,7 +87,7 @@ def read_static(snapshot: storage.Snapshot, name: str, variable: tf.Variable) ->
             raise ValueError(
                 f"table {name!r} has keys on disk that are not row numbers below {rows}."
             )
-        positions = ownership.local_rows(variable, np.asarray(keys[selected]))
+        positions = ownership.local_rows(variable, keys[selected])
         value[positions] = snapshot.column(name, "vectors", shard.rank)[selected]
         missing[positions] = False
     if missing.any():

@@ -90,7 +90,7 @@ class Weights(NamedTuple):
             if here.get(name) != there.get(name):
                 of_model, of_snapshot = here.get(name, "missing"), there.get(name, "missing")
                 raise ValueError(
-                    f"{source.directory} has the dense weights of another model: {name!r} is "
+                    f"{source} has the dense weights of another model: {name!r} is "
                     f"{of_model} in the model, and {of_snapshot} in the snapshot. If the model is "
                     "a part of what is dumped, pass that as part_of; to keep the weights as they "
                     "are now, pass dense=None."

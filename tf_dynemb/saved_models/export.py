@@ -20,7 +20,7 @@ import tensorflow as tf
 from tensorflow.python.saved_model import loader_impl
 
 from tf_dynemb import _ops, communicator, storage
-from tf_dynemb._presence import exists, is_directory, local_path, remove_tree
+from tf_dynemb._presence import exists, is_directory, is_url, local_path, remove_tree
 from tf_dynemb._warn import warn
 from tf_dynemb.chains.thinning import formats_by_table
 from tf_dynemb.dense.names import Weight
@@ -30,7 +30,7 @@ from tf_dynemb.persistence.naming import described, named_variables
 from tf_dynemb.persistence.watermark import Watermark
 from tf_dynemb.saved_models import checksums, writing
 from tf_dynemb.saved_models.dense_weights import VariableReadError, Weights, reading
-from tf_dynemb.storage.chain import list_snapshots
+from tf_dynemb.storage.local_place import list_snapshots
 from tf_dynemb.variables import model_inputs, served
 from tf_dynemb.variables.dynamic import DynamicVariable
 from tf_dynemb.variables.static import Variable
@@ -42,7 +42,7 @@ def export_saved_model(
     model: keras.Model | tf.Module,
     path: str | os.PathLike[str],
     tables: str = "copy",
-    dump: pathlib.Path | None = None,
+    dump: str | os.PathLike[str] | None = None,
     *,
     signatures: Any = None,
     input_signature: Any = None,
@@ -87,7 +87,7 @@ def export_saved_model(
               disk and memory. Both must be on one file system.
             - "external": at `dump`. The SavedModel has its absolute path.
         dump: a chain of snapshots that has all dynamic tables of the model, by their names (or one
-            base): a path that `tf_dynemb.dump` has written to.
+            base): a path that `tf_dynemb.dump` has written to; to "copy" them, also a URL.
         signatures: of a `tf.Module`, as in `tf.saved_model.save`.
         input_signature: of a Keras model, as in `model.export`. Default: its inputs, or what it was
             called with; sparse and ragged ones stay so.
@@ -132,21 +132,26 @@ def export_saved_model(
     ranks = Ranks("export_saved_model")
     with ranks.stage() as stage:
         path = local_path(path, "path")
-        dump = None if dump is None else local_path(dump, "dump")
+        if follow is not None and is_url(follow):
+            raise ValueError(
+                f"follow={str(follow)!r}: a loaded model polls a local path. Pass one, and run "
+                f"`tf-dynemb publish {follow} PATH --every 1` where it serves."
+            )
+        source_path = None if dump is None else _source_path(dump, tables)
         follow = None if follow is None else local_path(follow, "follow")
-        _check_arguments(model, tables, dump, signatures, input_signature, follow_seconds)
+        _check_arguments(model, tables, source_path, signatures, input_signature, follow_seconds)
         if dense not in ("weights", None):
             raise ValueError(f'dense must be "weights" or None, got {dense!r}.')
         dynamic, static = _variables(model)
         named = _named(dynamic, part_of)
         formats = _formats(rows, tables, named)
-        weights = _weights(model, dense, part_of, dump, follow)
+        weights = _weights(model, dense, part_of, source_path, follow)
         for name in named.keys() & weights.dumped.keys():
             raise ValueError(f"A table and a dense weight are both named {name!r}.")
         if ranks.rank == 0:
             _check_free(path)
-        call = [str(path), tables, str(dump), str(follow), follow_seconds, bool(unrelated), dense]
-        call.append(sorted(formats.items(), key=str))
+        call = [str(path), tables, str(source_path), str(follow), follow_seconds, bool(unrelated)]
+        call += [dense, sorted(formats.items(), key=str)]
         stage.say([[*call, *described(named)], secrets.token_hex(8)])
     calls, tokens = zip(*stage.said, strict=True)
     check_alike(calls, "the arguments and the tables")
@@ -158,7 +163,7 @@ def export_saved_model(
     if weights.read:
         members["dense"] = True
     try:
-        if dump is None:
+        if source_path is None:
             with ranks.stage():
                 if ranks.rank == 0:
                     unfinished.mkdir()
@@ -166,7 +171,7 @@ def export_saved_model(
             dump_rows(unfinished / "rows", {**named, **weights.dumped}, dense="weights", quiet=True)
         else:
             known = {} if part_of is None else named
-            source = served.Rows(tables, dump.absolute(), members, known, formats)
+            source = served.Rows(tables, source_path, members, known, formats)
         whole = []
         if ranks.size > 1:
             whole = [each.whole(f"dynemb/whole/{i}") for i, each in enumerate(static)]
@@ -190,10 +195,19 @@ def export_saved_model(
     return Watermark.at(*stage.said[0])
 
 
+def _source_path(dump: str | os.PathLike[str], tables: str) -> pathlib.Path | str:
+    """Returns the path or URL of the rows; raises ValueError if they cannot be used in this way."""
+    if not is_url(dump):
+        return local_path(dump, "dump").absolute()
+    if tables in ("link", "external"):
+        raise ValueError(f"tables={tables!r} needs a local dump, got {str(dump)!r}.")
+    return str(dump)
+
+
 def _check_arguments(
     model: keras.Model | tf.Module,
     tables: str,
-    dump: pathlib.Path | None,
+    dump: pathlib.Path | str | None,
     signatures: Any,
     input_signature: Any,
     follow_seconds: float,
@@ -265,7 +279,7 @@ def _weights(
     model: keras.Model | tf.Module,
     dense: str | None,
     part_of: Any,
-    dump: pathlib.Path | None,
+    dump: pathlib.Path | str | None,
     follow: pathlib.Path | None,
 ) -> Weights:
     """Returns the dense weights that the loaded model reads from snapshots; none if it cannot.

@@ -15,7 +15,8 @@ from tf_dynemb._presence import exists, is_directory, remove_tree
 from tf_dynemb._warn import warn
 from tf_dynemb.chains.snapshot_copy import copy_without_training
 from tf_dynemb.persistence.dump import dump
-from tf_dynemb.storage.chain import MANIFEST, list_snapshots
+from tf_dynemb.storage.local_place import list_snapshots
+from tf_dynemb.storage.snapshot import MANIFEST
 from tf_dynemb.variables.served import ServedTable, Source
 
 # Puts the files of a snapshot into an empty directory.
@@ -60,19 +61,19 @@ def _dump(source: Source, path: pathlib.Path) -> None:
 def _check_tables(chain: storage.Chain, tables: Mapping[str, Any]) -> None:
     """Raises ValueError unless a chain has these tables."""
     if chain.base is None:
-        raise ValueError(f"{chain.last.directory} is a delta: a model needs a base.")
+        raise ValueError(f"{chain.last} is a delta: a model needs a base.")
     there = {entry.name: entry for entry in chain.base.manifest.tables}
     for name, table in tables.items():
         entry = there.get(name)
         if entry is None:
             names = ", ".join(map(repr, there)) or "none"
-            raise ValueError(f"{chain.base.directory} has no table {name!r}: it has {names}.")
+            raise ValueError(f"{chain.base} has no table {name!r}: it has {names}.")
         on_disk = (entry.dimension, entry.key_type, entry.dtype)
         here = (table.dimension, table.key_type.name, table.dtype.name)
         if on_disk != here:
             raise ValueError(
                 f"table {name!r} has dimension, key_type and dtype {on_disk} in "
-                f"{chain.base.directory}, but {here} in the model."
+                f"{chain.base}, but {here} in the model."
             )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import os
-import pathlib
 import threading
 import warnings
 import weakref
@@ -15,14 +14,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tf_dynemb._presence import local_path
+from tf_dynemb._presence import is_url, local_path
 from tf_dynemb.format.safetensors import Array
 from tf_dynemb.format.vector_format import Vectors
 from tf_dynemb.serving.keys import Keys
 from tf_dynemb.serving.state import Lineage, State
 from tf_dynemb.serving.table import Mask, Table
 from tf_dynemb.storage import Chain, Snapshot
-from tf_dynemb.storage.chain import LOSSES, Name
+from tf_dynemb.storage.chain import LOSSES
+from tf_dynemb.storage.place import Place
+from tf_dynemb.storage.places import place_of
+from tf_dynemb.storage.snapshot import Name
 
 # The maximum number of attempts, if files were removed because a newer base superseded them.
 _ATTEMPTS = 5
@@ -65,14 +67,17 @@ class Reader:
     of threads can look up keys while one thread follows; each lookup sees all tables as of one
     snapshot.
 
+    In a store, lookups read the ranges of the base that they need, in a few round trips. A process
+    that looks up keys all the time reads a local copy, which `publish` makes.
+
     After a fork, a reader works in parent and child, also if another thread was following, and each
     of them follows on its own; deltas that were applied before are shared memory. A pickled reader
     is its absolute path and its arguments: the copy is opened when it is unpickled, at the last
     snapshot that is there then.
 
     Args:
-        path: the directory of a chain of snapshots, or of one base. A relative path is relative to
-            the current directory of now.
+        path: the directory of a chain of snapshots, or of one base; or the URL of a chain, such as
+            `s3://bucket/served`. A relative path is relative to the current directory of now.
         tables: the names of the tables to open; None: all.
         verify: whether to check the checksums of the base too, which reads all of it. Deltas are
             always checked before they are applied.
@@ -96,7 +101,7 @@ class Reader:
     ) -> None:
         if isinstance(tables, str):
             raise TypeError(f"tables must be a list of names, got the string {tables!r}.")
-        self._path = pathlib.Path(os.path.abspath(local_path(path, "path")))
+        self._place = _absolute(path)
         self._wanted = None if tables is None else tuple(tables)
         self._verify = verify
         # Held while the next state is created; lookups do not lock.
@@ -105,25 +110,25 @@ class Reader:
         self._held = _Held()
         _readers.add(self)
         try:
-            self._advance(self._path)
+            self._advance(self._place)
         except LOSSES as error:
             if self._held.state is None:
                 raise
             warnings.warn(
-                f"{self._path} is read as of its snapshot {self.id}, because the next one cannot "
+                f"{self._place} is read as of its snapshot {self.id}, because the next one cannot "
                 f"be read: {error} follow() tries again.",
                 stacklevel=2,
             )
         if self._held.state is None:
-            raise FileNotFoundError(f"{self._path} holds no snapshot.")
+            raise FileNotFoundError(f"{self._place} holds no snapshot.")
 
     def __reduce__(self) -> tuple[type[Reader], tuple[str, tuple[str, ...] | None, bool]]:
-        return type(self), (str(self._path), self._wanted, self._verify)
+        return type(self), (str(self._place), self._wanted, self._verify)
 
     def __repr__(self) -> str:
         state = self._state
         sizes = ", ".join(f"{name}={table.size}" for name, table in state.tables.items())
-        return f"Reader({str(self._path)!r}, id={self.id[:8]}, utc={self.watermark_utc}, {sizes})"
+        return f"Reader({str(self._place)!r}, id={self.id[:8]}, utc={self.watermark_utc}, {sizes})"
 
     @property
     def tables(self) -> tuple[str, ...]:
@@ -166,7 +171,7 @@ class Reader:
         """
         dense = self._state.dense
         if dense is None:
-            raise KeyError(f"{self._path} has no dense weights: it was dumped without the model.")
+            raise KeyError(f"{self._place} has no dense weights: it was dumped without the model.")
         return {name: _as_numpy(array) for name, array in dense.items()}
 
     def dimension(self, table: str | None = None) -> int:
@@ -272,10 +277,7 @@ class Reader:
                 tables of these names and `unrelated` is False; or a snapshot has a version that
                 this code cannot read.
         """
-        chosen = self._path
-        if path is not None:
-            chosen = pathlib.Path(os.path.abspath(local_path(path, "path")))
-        return self._advance(chosen, unrelated)
+        return self._advance(self._place if path is None else _absolute(path), unrelated)
 
     @property
     def _state(self) -> State:
@@ -284,43 +286,48 @@ class Reader:
         assert state is not None
         return state
 
-    def _advance(self, path: pathlib.Path, unrelated: bool = False) -> int:
+    def _advance(self, place: Place, unrelated: bool = False) -> int:
         with self._following:
             count = 0
             for attempt in range(1, _ATTEMPTS + 1):
-                directories = _chain(path, self._held.last)
-                applied, error = self._apply(directories, unrelated)
+                names = Chain.names(place, self._held.last)
+                applied, error = self._apply(place, names or [""], unrelated)
                 count += applied
                 if error is None:
                     break
                 # Files of snapshots that a newer base superseded may have been removed.
                 lost = isinstance(error, LOSSES) and attempt < _ATTEMPTS
-                if not lost or _chain(path, self._held.last)[:1] == directories[:1]:
+                if not lost or Chain.names(place, self._held.last)[:1] == names[:1]:
                     raise error
             return count
 
     def _apply(
-        self, directories: list[pathlib.Path], unrelated: bool
+        self, place: Place, names: list[str], unrelated: bool
     ) -> tuple[int, Exception | None]:
         """Applies a chain: "The state of a reader" in docs/file_format.md.
 
         cc/serving/served_model.cc (ApplyChain) has the same rule.
 
+        Args:
+            place: the place of the chain.
+            names: the names of its snapshots; "": the one that the place is.
+            unrelated: as of `follow`.
+
         Returns:
             (count, error): the number of snapshots that were applied, and the error of the next.
         """
-        names = [Name.parse(directory.name) for directory in directories]
+        parsed = [Name.parse(name or str(place).rpartition("/")[2]) for name in names]
         state, lineage, replaces = self._held.state, self._held.lineage, False
-        done, older = lineage.places([name.id if name else None for name in names])
-        if max(done, older) == len(directories):
+        done, older = lineage.places([name.id if name else None for name in parsed])
+        if max(done, older) == len(names):
             return 0, None
         failure: Exception | None = None
         count = 0
         try:
             if not done:
-                first = Snapshot(directories[0])
+                first = _open(place, names[0])
                 # The directory can have another name.
-                if len(directories) == 1 and first.manifest.id in lineage:
+                if len(names) == 1 and first.manifest.id in lineage:
                     return 0, None
                 if first.manifest.kind == "base":
                     done = 1
@@ -328,7 +335,7 @@ class Reader:
                         foreign = lineage.foreign_table(first.manifest)
                         if foreign is not None and not unrelated:
                             raise ValueError(
-                                f"{directories[0]} is of another table {foreign!r} than the one "
+                                f"{first} is of another table {foreign!r} than the one "
                                 "that is read, which it does not replace: open a new Reader, or "
                                 "call follow(unrelated=True)."
                             )
@@ -337,15 +344,15 @@ class Reader:
                         state = State.of_base(first, self._wanted, state)
                         lineage, replaces, count = Lineage.of(first.manifest), True, 1
                     lineage.applied.add(first.manifest.id)
-            for directory in directories[done:]:
-                delta = Snapshot(directory)
+            for name in names[done:]:
+                delta = _open(place, name)
                 if state is None:
-                    raise FileNotFoundError(f"{directory} is a delta, and there is no base.")
+                    raise FileNotFoundError(f"{delta} is a delta, and there is no base.")
                 after = state.after_delta(delta, lineage)
                 count += after is not state
                 state, done = after, done + 1
                 if not replaces:
-                    self._held = _Held(state, lineage, directory.name)
+                    self._held = _Held(state, lineage, name)
                 # Last: a delta of the state that the lineage lacks has no effect when it is applied
                 # again, in a process that was forked in between.
                 lineage.applied.add(delta.manifest.id)
@@ -354,7 +361,7 @@ class Reader:
         if replaces:
             if done <= older:
                 return 0, failure
-            self._held = _Held(state, lineage, directories[done - 1].name)
+            self._held = _Held(state, lineage, names[done - 1])
         return count, failure
 
 
@@ -366,9 +373,13 @@ def _as_numpy(array: Array) -> npt.NDArray[Any]:
     return wide
 
 
-def _chain(path: pathlib.Path, last: str) -> list[pathlib.Path]:
-    """Returns the directories of a path's chain, from the snapshot `last` on if it is in it."""
-    return [path / name for name in Chain.names(path, last)] or [path]
+def _absolute(path: str | os.PathLike[str]) -> Place:
+    """Returns the place of a path, which does not depend on the current directory."""
+    return place_of(path if is_url(path) else os.path.abspath(local_path(path, "path")))
+
+
+def _open(place: Place, name: str) -> Snapshot:
+    return place.open([name] if name else [])[0]
 
 
 def _table(state: State, name: str | None) -> Table:

@@ -104,7 +104,7 @@ class State:
         missing = [name for name in wanted or () if name not in entries]
         if missing:
             there = ", ".join(map(repr, entries)) or "none"
-            raise ValueError(f"{snapshot.directory} has no table {missing[0]!r}: it has {there}.")
+            raise ValueError(f"{snapshot} has no table {missing[0]!r}: it has {there}.")
         # Unlike rows, they are read as a whole anyway.
         snapshot.verify(files=[each for each in snapshot.manifest.dense if each.part == "weights"])
         return cls(
@@ -132,19 +132,19 @@ class State:
         manifest = snapshot.manifest
         if manifest.parent is not None and manifest.parent not in lineage:
             raise DataLossError(
-                f"a gap before {snapshot.directory}: it continues snapshot {manifest.parent}, "
+                f"a gap before {snapshot}: it continues snapshot {manifest.parent}, "
                 f"which was not applied; the last snapshot applied is {self.last.id}."
             )
         if manifest.parent == self.last.id and manifest.watermark < self.last.watermark:
             raise DataLossError(
-                f"{snapshot.directory} has the watermark {manifest.watermark}, which is less than "
+                f"{snapshot} has the watermark {manifest.watermark}, which is less than "
                 f"the watermark of the snapshot it continues, {self.last.watermark}."
             )
         if manifest.watermark <= self.last.watermark:
             return self
         if manifest.since > self.last.watermark:
             raise DataLossError(
-                f"a gap before {snapshot.directory}: it has the changes since "
+                f"a gap before {snapshot}: it has the changes since "
                 f"{manifest.since}, but only changes up to {self.last.watermark} were applied."
             )
         snapshot.verify()
@@ -155,18 +155,18 @@ class State:
             if known is None:
                 there = ", ".join(map(repr, self.schemas)) or "none"
                 raise DataLossError(
-                    f"{snapshot.directory} has table {entry.name!r}, but its base has {there}."
+                    f"{snapshot} has table {entry.name!r}, but its base has {there}."
                 )
             if schema != known:
                 raise DataLossError(
-                    f"{snapshot.directory} has {schema}, but the snapshot before it has {known}."
+                    f"{snapshot} has {schema}, but the snapshot before it has {known}."
                 )
             if entry.name in tables:
                 tables[entry.name] = tables[entry.name].with_delta(snapshot, entry)
         dense = snapshot.dense("weights") or self.dense
         if dense and self.dense and _forms(dense) != _forms(self.dense):
             raise DataLossError(
-                f"{snapshot.directory} has the dense weights of a model of another structure than "
+                f"{snapshot} has the dense weights of a model of another structure than "
                 "the snapshot before it."
             )
         return State(snapshot.manifest, self.schemas, tables, dense)

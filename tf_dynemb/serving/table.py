@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tf_dynemb.format import key_index
+from tf_dynemb.format import key_index, npy
 from tf_dynemb.format.table_entry import KEY_TYPES
 from tf_dynemb.format.vector_format import Rows, Vectors, decode, encode, join
 from tf_dynemb.serving.keys import Keys, as_keys
@@ -121,7 +121,7 @@ class Table:
                 snapshot.column(entry.name, column, shard.rank)
                 for column in ("keys", "vectors", "index")
             )
-            shards.append(Shard(keys, np.asarray(rows), index, shard.index_salt))
+            shards.append(Shard(keys, npy.plain(rows), index, shard.index_salt))
         size = sum(shard.rows for shard in entry.shards)
         unknown = UnknownKeys.of(entry)
         schema = Schema.of(entry)
@@ -130,7 +130,10 @@ class Table:
     def with_delta(self, snapshot: Snapshot, entry: TableEntry) -> Table:
         """Returns the state after a delta, whose rows are copied into memory."""
         columns = {
-            column: [snapshot.column(entry.name, column, shard.rank) for shard in entry.shards]
+            column: [
+                np.asarray(snapshot.column(entry.name, column, shard.rank))
+                for shard in entry.shards
+            ]
             for column in ("keys", "vectors", "deleted")
         }
         log_decay = self.log_decay + Change.between(self.steps, entry.steps).log_decay
@@ -143,13 +146,13 @@ class Table:
         )
         if not entry.shards:
             return changed
-        keys, deleted = (np.asarray(np.concatenate(columns[c])) for c in ("keys", "deleted"))
+        keys, deleted = (np.concatenate(columns[c]) for c in ("keys", "deleted"))
         rows = self._joined(columns["vectors"])
         decays = np.full(keys.size, log_decay) if log_decay else None
         level = Overlay.of(keys, rows, deleted, decays)
         if (level.find(level.keys) != np.arange(level.keys.size)).any():
             raise DataLossError(
-                f"{snapshot.directory} is damaged: it has a key of table {entry.name!r} twice."
+                f"{snapshot} is damaged: it has a key of table {entry.name!r} twice."
             )
         size = self.size + int((~self.contains(keys)).sum()) - int(self.contains(deleted).sum())
         levels = push(self.levels, level, self._base_contains, self._joined)
@@ -255,14 +258,12 @@ class Table:
             else:
                 hits = np.flatnonzero(positions >= 0)
                 present[missing[hits]] = True
-                out[missing[hits]] = self.schema.widened(
-                    np.take(shard.rows, positions[hits], axis=0, mode="clip")
-                )
+                out[missing[hits]] = self.schema.widened(npy.take(shard.rows, positions[hits]))
         return present
 
     def _take(self, rows: Rows, positions: npt.NDArray[np.int64], out: Vectors) -> None:
         """Copies rows at positions to `out`; where a position is -1, any row."""
-        if rows.dtype == np.float32:
+        if rows.dtype == np.float32 and isinstance(rows, np.ndarray):
             np.take(rows, positions, axis=0, mode="clip", out=out)
         else:
-            out[:] = self.schema.widened(np.take(rows, positions, axis=0, mode="clip"))
+            out[:] = self.schema.widened(npy.take(rows, positions))

@@ -16,10 +16,11 @@ from tf_dynemb.format.table_entry import (
     StateEntry,
     TableEntry,
 )
-from tf_dynemb.storage.chain import Chain, Snapshot
+from tf_dynemb.storage.chain import Chain
 from tf_dynemb.storage.column_writer import WRITE_UNIT, ColumnWriter
 from tf_dynemb.storage.part import Part, joined
 from tf_dynemb.storage.publication import Publication
+from tf_dynemb.storage.snapshot import Snapshot
 
 __all__ = [
     "WRITE_UNIT",

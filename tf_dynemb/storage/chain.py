@@ -1,30 +1,19 @@
-"""Reading of snapshots, and of the chain of snapshots at a path."""
+"""Reading of the chain of snapshots at a path."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
 import os
-import pathlib
-import re
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
-import numpy as np
-import numpy.typing as npt
-
-from tf_dynemb._presence import exists, is_directory, local_path
-from tf_dynemb.format import crc32c, npy, safetensors
 from tf_dynemb.format.errors import DataLossError
-from tf_dynemb.format.manifest import MOST_BYTES, Manifest
 from tf_dynemb.format.steps import Change, changes
-from tf_dynemb.format.table_entry import ColumnFile
-
-MANIFEST = "MANIFEST.json"
+from tf_dynemb.storage.places import AnyPlace, place_of
+from tf_dynemb.storage.snapshot import Snapshot, since_last_base
 
 T = TypeVar("T")
-
-_DIRECTORY = re.compile(r"(\d{8,})-(base|delta)-([0-9a-f]{32})")
 
 # The maximum number of attempts, if files were removed because a newer base superseded them.
 _ATTEMPTS = 5
@@ -33,235 +22,15 @@ _ATTEMPTS = 5
 LOSSES = (DataLossError, FileNotFoundError)
 
 
-@dataclasses.dataclass(frozen=True, order=True)
-class Name:
-    """The name of a snapshot's directory: NUMBER-KIND-ID."""
-
-    number: int
-    kind: str
-    id: str
-
-    def __str__(self) -> str:
-        return f"{self.number:08d}-{self.kind}-{self.id}"
-
-    @staticmethod
-    def parse(name: str) -> Name | None:
-        """Parses the name of a directory; None if it is not the name of a snapshot."""
-        match = _DIRECTORY.fullmatch(name)
-        return Name(int(match[1]), match[2], match[3]) if match else None
-
-
-def list_snapshots(path: pathlib.Path, begin: str = "") -> list[Name]:
-    """Returns all snapshots at a path, including superseded ones, in order of publication.
-
-    Args:
-        path: the path.
-        begin: the name of a snapshot; if it is there, those published before it are left out, so
-            that a long chain is not parsed and sorted again and again.
-    """
-    found = os.listdir(path)
-    if begin in found:
-        least = _digits(begin)
-        found = [name for name in found if _digits(name) >= least]
-    return sorted(name for name in map(Name.parse, found) if name)
-
-
-def _digits(name: str) -> tuple[int, str]:
-    """Returns what orders names as their numbers do."""
-    digits = name.partition("-")[0]
-    return len(digits), digits
-
-
-def no_snapshot(path: pathlib.Path) -> FileNotFoundError:
-    """Returns the error for a path without snapshots, which says what is there."""
-    if not exists(path):
-        return FileNotFoundError(f"{path} holds no snapshot: it does not exist.")
-    if not is_directory(path):
-        return FileNotFoundError(f"{path} holds no snapshot: it is a file.")
-    if exists(path / "saved_model.pb"):
-        return FileNotFoundError(
-            f"{path} holds no snapshot: it is a SavedModel. `tf-dynemb inspect {path}` prints "
-            "where its tables are: pass that path."
-        )
-    there = ", ".join(sorted(os.listdir(path))[:8]) or "nothing"
-    return FileNotFoundError(f"{path} holds no snapshot; in it: {there}.")
-
-
-def since_last_base(names: list[Name]) -> list[Name]:
-    """Returns the last base and the snapshots after it; all snapshots if there is no base."""
-    bases = [i for i, name in enumerate(names) if name.kind == "base"]
-    return names[bases[-1] :] if bases else names
-
-
-class Snapshot:
-    """A published snapshot, read-only; threads can share one.
-
-    Attributes:
-        directory: its directory.
-        manifest: its manifest.
-
-    Raises:
-        DataLossError: MANIFEST.json is missing or damaged, or belongs to another snapshot.
-        ValueError: the snapshot has a version that this code does not read.
-    """
-
-    def __init__(self, directory: str | os.PathLike[str]) -> None:
-        self.directory = pathlib.Path(directory)
-        file = self.directory / MANIFEST
-        try:
-            with file.open("rb") as opened:
-                text = opened.read(MOST_BYTES + 1).decode()
-        except FileNotFoundError as error:
-            raise DataLossError(f"{file} is missing.") from error
-        except UnicodeDecodeError as error:
-            raise DataLossError(
-                f"{file} is damaged: invalid UTF-8 at byte offset {error.start}."
-            ) from error
-        self.manifest = Manifest.from_json(text, str(file))
-        for table in self.manifest.tables:
-            if not table.shards:
-                raise DataLossError(f"{file} is damaged: table {table.name!r} has no shards.")
-        name = Name.parse(self.directory.name)
-        if name and (name.kind, name.id) != (self.manifest.kind, self.manifest.id):
-            raise DataLossError(
-                f"{file} is of another snapshot: {self.manifest.kind}-{self.manifest.id}."
-            )
-
-    def __repr__(self) -> str:
-        return f"Snapshot({str(self.directory)!r})"
-
-    def column(self, table: int | str, column: str, rank: int = 0) -> npt.NDArray[Any]:
-        """Returns a column of a table's shard, mapped from its file.
-
-        This checks the header and the size of the file; only `verify` checks its content.
-
-        Args:
-            table: the number or name of the table.
-            column: the name of the column in docs/file_format.md; "state" only for tables that have
-                state.
-            rank: the rank of the shard.
-
-        Returns:
-            A read-only array [rows, ...]; bfloat16 vectors as the uint16 of their bits.
-
-        Raises:
-            KeyError: there is no such table, shard or column.
-            DataLossError: the file is missing, or does not match the manifest.
-        """
-        number, entry = self.manifest.table(table)
-        for shard in entry.shards:
-            if shard.rank == rank and column in shard.files:
-                dtype, shape = entry.column_type(column, shard)
-                return self._map(shard.files[column], dtype, shape)
-        raise KeyError(
-            f"{self.directory}: table {entry.name!r} ({number}) has no column {column!r} of rank "
-            f"{rank}."
-        )
-
-    @property
-    def files(self) -> list[ColumnFile]:
-        """All files of the snapshot, except its manifest."""
-        return [file for file, _ in self.manifest.files_of_ranks]
-
-    def dense(self, part: str, rank: int = 0) -> dict[str, safetensors.Array] | None:
-        """Returns dense variables, mapped from their file; None if the snapshot has no such part.
-
-        This checks the form and the size of the file; only `verify` checks its content.
-
-        Args:
-            part: "weights" or "training".
-            rank: the rank whose values are returned, as far as they differ from rank 0's.
-
-        Raises:
-            DataLossError: the file is missing, or does not match the manifest.
-        """
-        files = {file.rank: file for file in self.manifest.dense if file.part == part}
-        if not files:
-            return None
-        arrays: dict[str, safetensors.Array] = {}
-        for each in sorted({0, rank} & files.keys()):
-            arrays |= safetensors.read(self.directory / files[each].file, files[each].bytes)
-        return arrays
-
-    def verify(
-        self,
-        checksum: crc32c.Checksum = crc32c.blocks,
-        progress: Callable[[int, int], None] | None = None,
-        files: Sequence[ColumnFile] | None = None,
-    ) -> None:
-        """Reads files and compares them with their checksums.
-
-        Args:
-            checksum: a faster function that is equivalent to `crc32c.blocks`.
-            progress: called with the number of bytes verified so far and in total.
-            files: the files to verify; None: all.
-
-        Raises:
-            DataLossError: a file is missing or differs; the message names the first such file, and
-                the offset.
-        """
-        files = self.files if files is None else files
-        total = sum(file.bytes for file in files)
-        done = 0
-        for file in files:
-            for end in self._verify_file(file, checksum):
-                if progress:
-                    progress(done + end, total)
-            done += file.bytes
-
-    def _verify_file(self, file: ColumnFile, checksum: crc32c.Checksum) -> Iterator[int]:
-        """Compares a file with its checksums; yields the offset up to which it is verified."""
-        path = self._checked(file)
-        block_bytes = self.manifest.block_bytes
-        block = 0
-        for end, found in crc32c.of_file(path, file.bytes, block_bytes, checksum):
-            for value in found:
-                if f"{value:08x}" != file.crc32c[8 * block : 8 * block + 8]:
-                    raise DataLossError(
-                        f"{path} is damaged: the CRC32C of its block of up to {block_bytes} bytes "
-                        f"at byte offset {block * block_bytes} differs from that in the manifest."
-                    )
-                block += 1
-            yield end
-
-    def _checked(self, file: ColumnFile) -> pathlib.Path:
-        """Returns the file's path if it has the size in the manifest."""
-        path = self.directory / file.file
-        try:
-            size = path.stat().st_size
-        except FileNotFoundError as error:
-            raise DataLossError(f"{path} is missing.") from error
-        if size != file.bytes:
-            raise DataLossError(f"{path} has {size} bytes; {MANIFEST} says {file.bytes}.")
-        return path
-
-    def _map(
-        self, file: ColumnFile, dtype: np.dtype[Any], shape: tuple[int, ...]
-    ) -> npt.NDArray[Any]:
-        path = self._checked(file)
-        expected = npy.header(dtype, shape)
-        try:
-            with path.open("rb") as opened:
-                if opened.read(len(expected)) != expected:
-                    raise DataLossError(
-                        f"{path} is damaged at byte offset 0: its header is not the header of "
-                        f"{dtype} {list(shape)}."
-                    )
-                if 0 not in shape:
-                    return np.memmap(opened, dtype, "r", len(expected), shape)
-        except FileNotFoundError as error:
-            raise DataLossError(f"{path} is missing.") from error
-        empty = np.empty(shape, dtype)
-        empty.flags.writeable = False
-        return empty
-
-
 @dataclasses.dataclass(frozen=True)
 class Chain:
     """The last base at a path and the deltas after it; only deltas if there is no base."""
 
     base: Snapshot | None
     deltas: list[Snapshot]
+
+    def __str__(self) -> str:
+        return os.path.dirname(str(self.last))
 
     @property
     def snapshots(self) -> list[Snapshot]:
@@ -290,8 +59,8 @@ class Chain:
         return changes(records)
 
     @staticmethod
-    def open(path: str | os.PathLike[str]) -> Chain:
-        """Opens the chain at a path, or the one snapshot whose directory is given.
+    def open(path: AnyPlace) -> Chain:
+        """Opens the chain at a path or URL, or the one snapshot whose directory is given.
 
         The files of the chain are not opened yet, and a new base can remove them; `load` handles
         this.
@@ -305,7 +74,7 @@ class Chain:
         return Chain.load(path, lambda chain: chain)
 
     @staticmethod
-    def load(path: str | os.PathLike[str], read: Callable[[Chain], T]) -> T:
+    def load(path: AnyPlace, read: Callable[[Chain], T]) -> T:
         """Calls `read` with the chain at a path, and returns its result.
 
         If a new base has removed files meanwhile, `read` is called again, with the new chain.
@@ -320,7 +89,7 @@ class Chain:
         )
 
     @staticmethod
-    def names(path: str | os.PathLike[str], begin: str = "") -> list[str]:
+    def names(path: AnyPlace, begin: str = "") -> list[str]:
         """Returns the names of the directories of a path's chain; none if it is a snapshot itself.
 
         Args:
@@ -330,19 +99,16 @@ class Chain:
         Raises:
             FileNotFoundError: there is no snapshot.
         """
-        path = local_path(path, "path")
-        try:
-            if exists(path / MANIFEST):
-                return []
-            names = since_last_base(list_snapshots(path, begin))
-        except (NotADirectoryError, FileNotFoundError) as error:
-            raise no_snapshot(path) from error
+        place = place_of(path)
+        if place.is_snapshot:
+            return []
+        names = since_last_base(place.names(begin))
         if not names:
-            raise no_snapshot(path)
+            raise place.absent()
         return [str(name) for name in names]
 
     @staticmethod
-    def names_until(path: str | os.PathLike[str], until: str | int) -> list[str]:
+    def names_until(path: AnyPlace, until: str | int) -> list[str]:
         """Returns the names of the directories of the chain that ends with an earlier snapshot.
 
         Args:
@@ -355,46 +121,46 @@ class Chain:
             ValueError: several snapshots have these first digits.
             DataLossError: a manifest is damaged.
         """
-        path = local_path(path, "path")
-        try:
-            names = list_snapshots(path)
-        except (FileNotFoundError, NotADirectoryError) as error:
-            raise no_snapshot(path) from error
+        place = place_of(path)
+        names = place.names()
+        if not names:
+            raise place.absent()
         if isinstance(until, int):
             what = "that was written then or before"
+            all_of_them = place.open([str(name) for name in names])
             found = [
-                place
-                for place, name in enumerate(names)
-                if Snapshot(path / str(name)).manifest.watermark_utc_ns <= until
+                number
+                for number, snapshot in enumerate(all_of_them)
+                if snapshot.manifest.watermark_utc_ns <= until
             ][-1:]
         else:
             what = until
-            found = [place for place, name in enumerate(names) if name.id.startswith(until)]
+            found = [number for number, name in enumerate(names) if name.id.startswith(until)]
             if not found:  # a base may have the state of one that is no longer there
+                bases = [number for number, name in enumerate(names) if name.kind == "base"]
+                opened = place.open([str(names[number]) for number in bases])
                 found = [
-                    place
-                    for place, name in enumerate(names)
-                    if name.kind == "base"
-                    and any(i.startswith(until) for i in Snapshot(path / str(name)).manifest.ids)
+                    number
+                    for number, base in zip(bases, opened, strict=True)
+                    if any(id_.startswith(until) for id_ in base.manifest.ids)
                 ]
         if not found:
             there = ", ".join(f"{name.id[:8]} ({name.kind})" for name in names[-20:]) or "none"
-            raise FileNotFoundError(f"{path} holds no snapshot {what}; those there: {there}.")
+            raise FileNotFoundError(f"{place} holds no snapshot {what}; those there: {there}.")
         if len(found) > 1:
-            raise ValueError(f"{path} holds several snapshots {what}; pass more digits of the id.")
+            raise ValueError(f"{place} holds several snapshots {what}; pass more digits of the id.")
         return [str(name) for name in since_last_base(names[: found[0] + 1])]
 
     @staticmethod
-    def of(path: str | os.PathLike[str], names: Sequence[str]) -> Chain:
+    def of(path: AnyPlace, names: Sequence[str]) -> Chain:
         """Opens the chain with the names that `names` returned; raises the errors of `open`."""
-        path = local_path(path, "path")
-        snapshots = [Snapshot(path / name) for name in names] or [Snapshot(path)]
+        snapshots = place_of(path).open(names)
         for before, after in itertools.pairwise(snapshots):
             if after.manifest.parent not in before.manifest.ids:
                 raise DataLossError(
-                    f"a gap before {after.directory}: it continues snapshot "
+                    f"a gap before {after}: it continues snapshot "
                     f"{after.manifest.parent}, but before it is {before.manifest.id} "
-                    f"({before.directory})."
+                    f"({before})."
                 )
         base = snapshots[0] if snapshots[0].manifest.kind == "base" else None
         return Chain(base, snapshots[1:] if base else snapshots)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import pathlib
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,25 +19,85 @@ from tf_dynemb.format.table_entry import ColumnFile
 WRITE_UNIT = 4 << 20
 
 
+class Output(Protocol):
+    """The file of a column that is being written.
+
+    Attributes:
+        path: its path or URL.
+    """
+
+    path: str
+
+    def write(self, data: memoryview) -> None:
+        """Appends bytes to those after the header; `data` can change after the call.
+
+        Raises:
+            OSError: it failed, and the file is abandoned.
+        """
+
+    def finish(self, header: bytes) -> None:
+        """Completes the file, with its header of `npy.HEADER_BYTES`; it survives crashes then.
+
+        Raises:
+            OSError: it failed.
+        """
+
+    def abandon(self) -> None:
+        """Stops writing, unless it is finished."""
+
+
+class LocalOutput:
+    """An `Output` to a new local file."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        self.write(memoryview(bytes(npy.HEADER_BYTES)))
+
+    def write(self, data: memoryview) -> None:
+        """Appends bytes, in one or more system calls."""
+        while data:
+            try:
+                data = data[os.write(self._descriptor, data) :]
+            except OSError as error:
+                self.abandon()
+                raise OSError(error.errno, os.strerror(error.errno or 0), self.path) from error
+
+    def finish(self, header: bytes) -> None:
+        """Writes the header, syncs and closes the file."""
+        with naming(self.path):
+            if os.pwrite(self._descriptor, header, 0) != len(header):
+                raise OSError(f"{self.path}: the header could not be written.")
+            os.fsync(self._descriptor)
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Closes the file."""
+        if self._descriptor >= 0:
+            descriptor, self._descriptor = self._descriptor, -1
+            os.close(descriptor)
+
+
 class ColumnWriter:
     """Appends rows to a column; used by one thread at a time.
 
     The file lacks up to WRITE_UNIT bytes of what was appended until it is flushed or closed.
 
     Attributes:
-        path: the path of the file.
+        path: the path or URL of the file.
         rows: the number of rows so far.
     """
 
     def __init__(
         self,
-        path: pathlib.Path,
+        output: Output,
         dtype: np.dtype[Any],
         row_shape: tuple[int, ...],
         checksum: crc32c.Checksum,
         block_bytes: int,
     ) -> None:
-        self.path = path
+        self.path = output.path
+        self._output: Output | None = output  # None: it is abandoned or closed
         self.rows = 0
         self._dtype = dtype
         self._row_shape = row_shape
@@ -48,12 +107,10 @@ class ColumnWriter:
         self._checksums = [0]
         self._bytes = npy.HEADER_BYTES
         self._file: ColumnFile | None = None
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         # The bytes after the last multiple of WRITE_UNIT: the first ones of the buffer. It exists
         # from the first append to the next flush.
         self._buffer: npt.NDArray[np.uint8] | None = None
         self._num_unwritten = 0
-        self._write_all(np.zeros(npy.HEADER_BYTES, np.uint8))
 
     def append(self, rows: npt.NDArray[Any]) -> None:
         """Appends rows to the column.
@@ -67,11 +124,11 @@ class ColumnWriter:
         """
         if rows.dtype != self._dtype or rows.shape[1:] != self._row_shape or rows.ndim == 0:
             raise ValueError(
-                f"{self.path.name} needs {self._dtype} [n, {', '.join(map(str, self._row_shape))}],"
+                f"{self._name} needs {self._dtype} [n, {', '.join(map(str, self._row_shape))}],"
                 f" got {rows.dtype} {list(rows.shape)}."
             )
-        if self._descriptor < 0:
-            raise ValueError(f"{self.path.name} is closed.")
+        if self._output is None:
+            raise ValueError(f"{self._name} is closed.")
         data = np.ascontiguousarray(rows).reshape(-1).view(np.uint8)
         self._write(data)
         room = len(self._checksums) * self._block_bytes - self._bytes
@@ -100,28 +157,29 @@ class ColumnWriter:
         """
         if self._file:
             return self._file
-        if self._descriptor < 0:
-            raise ValueError(f"{self.path.name} is not complete: writing it failed.")
+        if self._output is None:
+            raise ValueError(f"{self._name} is not complete: writing it failed.")
         header = npy.header(self._dtype, (self.rows, *self._row_shape))
         self.flush()
-        with naming(self.path):
-            if os.pwrite(self._descriptor, header, 0) != len(header):
-                raise OSError(f"{self.path}: the header could not be written.")
-            os.fsync(self._descriptor)
+        self._output.finish(header)
         self.abandon()
         body = min(self._bytes, self._block_bytes) - len(header)
         first = crc32c.combine(crc32c.crc32c(header), self._checksums[0], body)
         self._file = ColumnFile(
-            self.path.name, self._bytes, "".join(f"{c:08x}" for c in (first, *self._checksums[1:]))
+            self._name, self._bytes, "".join(f"{c:08x}" for c in (first, *self._checksums[1:]))
         )
         return self._file
 
     def abandon(self) -> None:
-        """Closes the file without completing it."""
+        """Stops writing the file without completing it."""
         self._buffer = None
-        if self._descriptor >= 0:
-            descriptor, self._descriptor = self._descriptor, -1
-            os.close(descriptor)
+        output, self._output = self._output, None
+        if output is not None:
+            output.abandon()
+
+    @property
+    def _name(self) -> str:
+        return self.path.rpartition("/")[2]
 
     def _write(self, data: npt.NDArray[np.uint8]) -> None:
         """Writes data, except for the last bytes, of which it keeps a copy."""
@@ -145,11 +203,9 @@ class ColumnWriter:
             data = data[taken:]
 
     def _write_all(self, data: npt.NDArray[np.uint8]) -> None:
-        """Writes all of the data, in one or more system calls."""
-        left = data.data
-        while left:
-            try:
-                left = left[os.write(self._descriptor, left) :]
-            except OSError as error:
-                self.abandon()
-                raise OSError(error.errno, os.strerror(error.errno or 0), str(self.path)) from error
+        assert self._output is not None
+        try:
+            self._output.write(data.data)
+        except OSError:
+            self.abandon()
+            raise

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import math
 import os
 import pathlib
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
@@ -17,7 +17,9 @@ from tf_dynemb.format import crc32c, key_index, npy, safetensors
 from tf_dynemb.format.errors import naming
 from tf_dynemb.format.manifest import DenseFile, dense_file_name
 from tf_dynemb.format.table_entry import INDEX_ROWS, ColumnFile, TableEntry, file_name
-from tf_dynemb.storage.column_writer import ColumnWriter
+from tf_dynemb.storage.column_writer import ColumnWriter, LocalOutput, Output
+from tf_dynemb.storage.files import copy_file
+from tf_dynemb.storage.snapshot import Snapshot
 
 # (file of the keys, offset of its data, rows, bytes per key, file of the index, offset of its
 # data): fills in the index, in a file that already has its size and whose slots are zeros; returns
@@ -51,8 +53,7 @@ class Part:
         checksum: crc32c.Checksum = crc32c.blocks,
         block_bytes: int = BLOCK_BYTES,
     ) -> None:
-        if block_bytes < npy.HEADER_BYTES:
-            raise ValueError(f"block_bytes must be at least 128, got {block_bytes}.")
+        check_block_bytes(block_bytes)
         self.rank = rank
         self.dense: list[DenseFile] = []
         self._directory = directory
@@ -69,6 +70,7 @@ class Part:
         dtype: npt.DTypeLike,
         row_shape: tuple[int, ...] = (),
         rank: int | None = None,
+        rows: int | None = None,
     ) -> ColumnWriter:
         """Starts a column.
 
@@ -78,16 +80,29 @@ class Part:
             dtype: the dtype of the column; uint16 for bfloat16.
             row_shape: the shape of a row: () or (width,).
             rank: the rank of the shard.
+            rows: the number of rows, if it is known; then a store gets them as they are written.
 
         Raises:
             OSError: an error of the file system; the writer's methods raise it too.
         """
         rank = self.rank if rank is None else rank
-        path = self._directory / file_name(table, rank, column)
         little = np.dtype(dtype).newbyteorder("<")
-        writer = ColumnWriter(path, little, row_shape, self._checksum, self._block_bytes)
+        header = None if rows is None else npy.header(little, (rows, *row_shape))
+        size = (rows or 0) * little.itemsize * math.prod(row_shape)
+        output = self._output(file_name(table, rank, column), header, size)
+        writer = ColumnWriter(output, little, row_shape, self._checksum, self._block_bytes)
         self._columns[table, rank, column] = writer
         return writer
+
+    def _output(self, file: str, header: bytes | None, data_bytes: int) -> Output:
+        """Starts a file of a column.
+
+        Args:
+            file: its name.
+            header: the header that it will have; None: it is not known yet.
+            data_bytes: the number of bytes after the header, if that is known.
+        """
+        return LocalOutput(str(self._directory / file))
 
     def write_index(
         self, table: int, rank: int | None = None, build: BuildIndex | None = None
@@ -121,7 +136,7 @@ class Part:
                 offset = npy.HEADER_BYTES
                 build = build or build_index
                 self._salts[table, rank] = build(
-                    str(keys.path), offset, keys.rows, key_bytes, str(path), offset
+                    keys.path, offset, keys.rows, key_bytes, str(path), offset
                 )
             os.fsync(file.fileno())
         self._indexes[table, rank, "index"] = ColumnFile(path.name, size, self._digits(path, size))
@@ -140,20 +155,17 @@ class Part:
         size = safetensors.write(path, arrays)
         self.dense.append(DenseFile(path.name, size, self._synced(path, size), part, self.rank))
 
-    def copy_dense(self, directory: pathlib.Path, files: Sequence[DenseFile]) -> None:
-        """Copies and syncs files of dense variables, of all ranks, from another snapshot.
-
-        Args:
-            directory: the directory of that snapshot, whose files were verified.
-            files: its files.
+    def copy_dense(self, snapshot: Snapshot) -> None:
+        """Copies and syncs the files of dense variables, of all ranks, of another snapshot.
 
         Raises:
+            DataLossError: a file is damaged.
             OSError: an error of the file system.
         """
-        for file in files:
+        for file in snapshot.manifest.dense:
             path = self._directory / file.file
-            shutil.copyfile(directory / file.file, path)
-            digits = self._synced(path, file.bytes)
+            copy_file(snapshot.read(file), path)
+            digits = self._digits(path, file.bytes)  # its blocks may have another size here
             self.dense.append(dataclasses.replace(file, crc32c=digits))
 
     def _synced(self, path: pathlib.Path, size: int) -> str:
@@ -203,6 +215,12 @@ class Part:
         """Closes the open files without completing them."""
         for column in self._columns.values():
             column.abandon()
+
+
+def check_block_bytes(block_bytes: int) -> None:
+    """Raises ValueError unless checksums can cover this number of bytes each."""
+    if block_bytes < npy.HEADER_BYTES:
+        raise ValueError(f"block_bytes must be at least 128, got {block_bytes}.")
 
 
 def joined(parts: Sequence[Sequence[TableEntry]]) -> tuple[TableEntry, ...]:

@@ -45,14 +45,14 @@ class Rows(NamedTuple):
 
     Attributes:
         how: "copy", "link", "external" or "move".
-        path: the path of the snapshots; None: the tables as they are now.
+        path: the path or URL of the snapshots; None: the tables as they are now.
         members: members of the descriptor.
         tables: the tables whose names in the snapshots are known, by these names.
         formats: the formats of vectors by the names of tables; under None, of all others.
     """
 
     how: str = "copy"
-    path: pathlib.Path | None = None
+    path: pathlib.Path | str | None = None
     members: Mapping[str, Any] = {}
     tables: Mapping[str, Table] = {}
     formats: Mapping[str | None, str] = {}
@@ -128,7 +128,7 @@ class Export:
     """
 
     def __init__(self) -> None:
-        self.sources: dict[pathlib.Path | None, Source] = {}
+        self.sources: dict[pathlib.Path | str | None, Source] = {}
         self._rows = _ROWS.get() or Rows()
         # TensorFlow copies the descriptors from here.
         self._folder = tempfile.mkdtemp(prefix="tf_dynemb_")
@@ -200,7 +200,7 @@ class ServedTable(resource.TrackableResource):  # type: ignore[misc]
         return self.resource_handle
 
     @property
-    def loaded_from(self) -> pathlib.Path | None:
+    def loaded_from(self) -> pathlib.Path | str | None:
         """The path of the snapshots of a loaded model; None for a table of this process."""
         return None if self._descriptor is None else self._loaded_rows().path
 

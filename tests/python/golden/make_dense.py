@@ -9,7 +9,7 @@ import numpy as np
 
 from tf_dynemb.format.safetensors import Array
 from tf_dynemb.storage import InitializerEntry, Part, Publication, Shard, TableEntry
-from tf_dynemb.storage.publication import unpublished
+from tf_dynemb.storage.local_place import unpublished
 
 VALUES = {
     "tower/0/kernel": Array("float32", np.arange(6, dtype=np.float32).reshape(2, 3)),
@@ -41,11 +41,11 @@ def main():
     for number, kind in enumerate(("base", "delta")):
         with Publication(path, kind) as publication:
             table = write_table(publication, kind)
-            publication.write_dense(
+            publication.part.write_dense(
                 "weights",
                 VALUES if kind == "base" else {**VALUES, "steps": Array("int64", np.array(-1))},
             )
-            publication.write_dense("training", SEEDS)
+            publication.part.write_dense("training", SEEDS)
             other = Part(unpublished(path, publication.id), 1)
             if kind == "base":
                 other.write_dense(
@@ -58,7 +58,7 @@ def main():
                 watermark_utc_ns=1_800_000_000_123_456_789,
                 parent=parent,
                 world_size=2,
-                dense=[*publication.dense, *other.dense],
+                dense=[*publication.part.dense, *other.dense],
                 extra={"hour": number, "text": "ü", "list": [1.5, None, {"a": True}]},
             ).manifest.id
 

@@ -62,10 +62,10 @@ def page(*shards):
 
 def write(publication, number, rank, index, **columns):
     for name, values in columns.items():
-        writer = publication.column(number, name, values.dtype, values.shape[1:], rank)
+        writer = publication.part.column(number, name, values.dtype, values.shape[1:], rank)
         writer.append(values)
     if index:
-        publication.write_index(number, rank)
+        publication.part.write_index(number, rank)
 
 
 def uint32(*values):

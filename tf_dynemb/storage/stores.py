@@ -12,6 +12,10 @@ published snapshot is ever written again, and no other program's files are: noth
 names. A directory whose number, or a later one, was published by others is what a writer has
 left that failed. The next writer removes it.
 
+Readers read the ranges of the files that they need. Writers send columns whose number of rows is
+known while they are written, and other files, such as those of keys and their index, from a
+temporary folder.
+
 Retries of requests, credentials and endpoints are the library's: its configuration files and
 environment variables, such as AWS_ENDPOINT_URL.
 """
@@ -20,19 +24,24 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import os
 import pathlib
 import re
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
+from tf_dynemb.format import crc32c
+from tf_dynemb.format.errors import DataLossError
 from tf_dynemb.format.manifest import Manifest
-from tf_dynemb.storage import DataLossError
-from tf_dynemb.storage.chain import MANIFEST, Name, since_last_base
+from tf_dynemb.storage.part import Part
+from tf_dynemb.storage.place import Place
+from tf_dynemb.storage.snapshot import MANIFEST, Name, Snapshot, manifest_of, since_last_base
+from tf_dynemb.storage.store_folder import StoreFolder
+from tf_dynemb.storage.stored_part import StoredPart
+from tf_dynemb.storage.stored_snapshot import StoredSnapshot
 
-# Files that are transferred at a time. The library transfers parts of a large one at a time, too.
-_FILES = 8
+# Manifests that are read at a time.
+_MANIFESTS = 16
 # The extras of the package that install what fsspec needs for a protocol.
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 _DIRECTORY = re.compile(r"(.+)\.[0-9a-f]{16}")
@@ -46,11 +55,14 @@ class Stored(NamedTuple):
     name: Name
 
 
-class Store:
-    """The snapshots at a URL.
+class Store(Place):
+    """The snapshots at a URL; a `Place`. Threads can share one, and a forked process has it, too.
 
     Args:
         url: the URL of a chain.
+
+    Attributes:
+        url: the URL.
 
     Raises:
         ImportError: the package for this kind of URL is not installed; the message names it.
@@ -60,20 +72,50 @@ class Store:
     FileNotFoundError if files were removed meanwhile. The messages have the URL.
     """
 
+    is_snapshot = False
+
     def __init__(self, url: str) -> None:
         scheme, separator, rest = url.partition("://")
         if not separator or not rest.strip("/"):
             raise ValueError(f"{url!r} must be a URL with a path, such as s3://bucket/served.")
         self.url = f"{scheme.lower()}://{rest.rstrip('/')}"
+        self._known: dict[str, Stored] = {}  # by the name of the snapshot
         extra = _EXTRAS.get(scheme.lower().rpartition("::")[2])
         try:
-            import fsspec
-
-            with _naming(self.url):
-                self._fs, self._root = fsspec.core.url_to_fs(self.url)
+            self._folder = StoreFolder(self.url)
         except ImportError as error:
             hint = f"pip install tf_dynemb[{extra}] ({error})" if extra else str(error)
             raise ImportError(f"{url} needs another package: {hint}.") from error
+
+    def __str__(self) -> str:
+        return self.url
+
+    def absent(self) -> FileNotFoundError:
+        """Returns the error for a place without snapshots."""
+        return FileNotFoundError(f"{self.url} holds no snapshot, or does not exist.")
+
+    def names(self, begin: str = "") -> list[Name]:
+        """Returns the names of all snapshots; see `snapshots` for errors."""
+        return [each.name for each in self.snapshots()]
+
+    def open(self, names: Sequence[str]) -> list[Snapshot]:
+        """Opens snapshots; raises as `manifest`."""
+        if not self._known.keys() >= set(names):
+            self.snapshots()
+        lost = [name for name in names if name not in self._known]
+        if lost:
+            raise FileNotFoundError(f"{self.url}/{lost[0]} is not there any more.")
+        stored = [self._known[name] for name in names]
+        with concurrent.futures.ThreadPoolExecutor(_MANIFESTS) as pool:
+            manifests = list(pool.map(self.manifest, stored))
+        return [
+            StoredSnapshot(self.folder(each.directory), manifest)
+            for each, manifest in zip(stored, manifests, strict=True)
+        ]
+
+    def folder(self, directory: str) -> StoreFolder:
+        """Returns the folder of a snapshot."""
+        return StoreFolder(f"{self.url}/{directory}")
 
     def snapshots(self) -> list[Stored]:
         """Returns the snapshots that are published, in order; none if there is nothing.
@@ -91,12 +133,14 @@ class Store:
             found += here
         found.sort(key=lambda each: each.name)
         chain = since_last_base([each.name for each in found])
-        if published and (not chain or chain[0].kind != "base"):
+        starts = chain and (chain[0].kind == "base" or chain[0].number == 1)
+        if published and not starts:
             raise DataLossError(f"{self.url} is damaged: it lacks the base of its deltas.")
         there = {name.number for name in chain}
         for number in range(min(there, default=0), max(published, default=-1) + 1):
             if number not in there:
                 raise DataLossError(f"{self.url} is damaged: it lacks its snapshot {number:08d}.")
+        self._known = {str(each.name): each for each in found}
         return found
 
     def manifest(self, stored: Stored) -> Manifest:
@@ -106,17 +150,11 @@ class Store:
             DataLossError: it is damaged, or of another snapshot, or the snapshot is not published.
             ValueError: it is of an unknown version.
         """
-        where = f"{self.url}/{stored.directory}/{MANIFEST}"
-        with _naming(where):
-            data = self._fs.cat_file(self._place(stored.directory, MANIFEST))
-        try:
-            manifest = Manifest.from_json(data.decode(), where)
-        except UnicodeDecodeError as error:
-            raise DataLossError(f"{where} is damaged.") from error
-        if (manifest.kind, manifest.id) != (stored.name.kind, stored.name.id):
-            raise DataLossError(f"{where} is of another snapshot: {manifest.kind}-{manifest.id}.")
+        folder = self.folder(stored.directory)
+        where = f"{folder.url}/{MANIFEST}"
+        manifest = manifest_of(folder.read(MANIFEST), stored.name, where)
         if self._text_of(stored.name.number) != stored.directory:
-            raise DataLossError(f"{self.url}/{stored.directory} is not published.")
+            raise DataLossError(f"{folder.url} is not published.")
         return manifest
 
     def get(self, stored: Stored, manifest: Manifest, directory: pathlib.Path) -> None:
@@ -124,14 +162,9 @@ class Store:
 
         The manifest is the last file.
         """
-
-        def get(file: str) -> None:
-            with _naming(f"{self.url}/{stored.directory}/{file}"):
-                self._fs.get_file(self._place(stored.directory, file), str(directory / file))
-            _sync(directory / file)
-
-        _each(get, [file.file for file, _ in manifest.files_of_ranks])
-        get(MANIFEST)
+        folder = self.folder(stored.directory)
+        folder.get([file.file for file, _ in manifest.files_of_ranks], directory)
+        folder.get([MANIFEST], directory)
 
     def put(self, number: int, directory: pathlib.Path, manifest: Manifest) -> None:
         """Publishes a snapshot with files of a local one.
@@ -145,47 +178,68 @@ class Store:
             RuntimeError: another process has published a snapshot with this number, or later ones.
         """
         name = Name(number, manifest.kind, manifest.id)
-        stored = Stored(f"{name}.{secrets.token_hex(8)}", name)
+        folder = _new_folder(name)
+        self.folder(folder).put(directory, [file.file for file, _ in manifest.files_of_ranks])
+        self.publish(folder, name, manifest)
 
-        def put(file: str) -> None:
-            with _naming(f"{self.url}/{stored.directory}/{file}"):
-                self._fs.put_file(str(directory / file), self._place(stored.directory, file))
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Nothing: a store has no locks. Of two writers of a snapshot, one is told."""
+        yield
 
-        _each(put, [file.file for file, _ in manifest.files_of_ranks])
-        with _naming(f"{self.url}/{stored.directory}/{MANIFEST}"):
-            place = self._place(stored.directory, MANIFEST)
-            self._fs.pipe_file(place, manifest.to_json().encode())
-        created = True
-        with _naming(f"{self.url}/{number:08d}"):
+    @contextlib.contextmanager
+    def writing(self, kind: str, id_: str) -> Iterator[str]:
+        """A context in which a snapshot is written; yields the name of its folder."""
+        names = self.names()
+        number = names[-1].number + 1 if names else 1
+        self.remove_lost(number)
+        name = Name(number, kind, id_)
+        folder = _new_folder(name)
+        try:
+            yield folder
+        finally:
+            if self._text_of(number) != folder:
+                self.folder(folder).remove()
+
+    def part(self, folder: str, rank: int, checksum: crc32c.Checksum, block_bytes: int) -> Part:
+        """Returns the part of a process in the snapshot that is being written."""
+        return StoredPart(self.folder(folder), rank, checksum, block_bytes)
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """Returns the sizes of the files of the snapshot that is being written, by name."""
+        return self.folder(folder).sizes()
+
+    def publish(self, folder: str, name: Name, manifest: Manifest) -> Snapshot:
+        """Makes the snapshot visible; see `Place`."""
+        files = self.folder(folder)
+        files.write(MANIFEST, manifest.to_json().encode())
+        marker = _marker(name.number)
+        created = folder.startswith(f"{name}.")  # otherwise others have published its number
+        if created:
             try:
-                self._fs.pipe_file(self._marker(number), stored.directory.encode(), mode="create")
+                self._folder.write(marker, folder.encode(), new=True)
             except FileExistsError:  # also if the answer to the first attempt was lost
-                created = self._text_of(number) == stored.directory
+                created = self._text_of(name.number) == folder
         later = max(self._list()[0], default=0)
-        if created and later == number:
-            return
-        self.remove([stored])  # if it was created, others have published and removed this number
-        raise RuntimeError(
-            f"another process has published snapshot {max(later, number):08d} at {self.url} "
-            "meanwhile."
-        )
+        if not created or later != name.number:
+            # If it was created, others have published and removed this number.
+            self._remove([Stored(folder, name)])
+            raise RuntimeError(
+                f"another process has published snapshot {max(later, name.number):08d} at "
+                f"{self.url} meanwhile."
+            )
+        return StoredSnapshot(files, manifest)
 
-    def remove(self, snapshots: Iterable[Stored]) -> None:
+    def remove(self, names: Iterable[Name]) -> None:
+        """Removes snapshots that are published."""
+        self._remove([self._known[str(name)] for name in names])
+
+    def _remove(self, snapshots: Iterable[Stored]) -> None:
         """Removes snapshots; each is first made one that is not published."""
         for stored in snapshots:
             if self._text_of(stored.name.number) == stored.directory:
-                self._remove_file(self._marker(stored.name.number))
-            self._remove_directory(stored)
-
-    def _remove_directory(self, stored: Stored) -> None:
-        """Removes the objects of a directory, by their exact names: `rm` takes a `*` for others."""
-        with _naming(f"{self.url}/{stored.directory}"), contextlib.suppress(FileNotFoundError):
-            self._fs.invalidate_cache()
-            _each(self._remove_file, self._fs.find(self._place(stored.directory)))
-
-    def _remove_file(self, place: str) -> None:
-        with _naming(place), contextlib.suppress(FileNotFoundError):
-            self._fs.rm_file(place)
+                self._folder.remove_file(_marker(stored.name.number))
+            self.folder(stored.directory).remove()
 
     def remove_lost(self, number: int) -> None:
         """Removes directories of lower numbers that can never be published any more."""
@@ -196,70 +250,33 @@ class Store:
             text = self._text_of(other)
             for stored in here:
                 if stored.directory != text:
-                    self._remove_directory(stored)
+                    self.folder(stored.directory).remove()
 
     def _text_of(self, number: int) -> str:
         """Returns the name of the directory that is published as a number; "": none is."""
-        with _naming(f"{self.url}/{number:08d}"), contextlib.suppress(FileNotFoundError):
-            text: bytes = self._fs.cat_file(self._marker(number))
-            return text.decode(errors="replace")
+        with contextlib.suppress(FileNotFoundError):
+            return self._folder.read(_marker(number)).decode(errors="replace")
         return ""
 
     def _list(self) -> tuple[set[int], dict[int, list[Stored]]]:
         """Returns the numbers that are published, and the directories of snapshots by number."""
-        with _naming(self.url):
-            self._fs.invalidate_cache()
-            try:
-                found = self._fs.ls(self._root, detail=True)
-            except FileNotFoundError:
-                return set(), {}
         published: set[int] = set()
         directories: dict[int, list[Stored]] = {}
-        for each in found:
-            text = each["name"].rstrip("/").rpartition("/")[2]
+        for text, is_folder in self._folder.entries():
             match = _DIRECTORY.fullmatch(text)
             name = Name.parse(match[1]) if match else None
-            if each["type"] == "directory" and name is not None:
+            if is_folder and name is not None:
                 directories.setdefault(name.number, []).append(Stored(text, name))
-            elif each["type"] == "file" and _NUMBER.fullmatch(text):
+            elif not is_folder and _NUMBER.fullmatch(text):
                 published.add(int(text))
         return published, directories
 
-    def _marker(self, number: int) -> str:
-        return self._place(f"{number:08d}")
 
-    def _place(self, *parts: str) -> str:
-        return "/".join([self._root, *parts])
-
-
-@contextlib.contextmanager
-def _naming(where: str) -> Iterator[None]:
-    """Makes errors of the library OSErrors that name a place."""
-    try:
-        yield
-    except (FileExistsError, ImportError):
-        raise
-    except Exception as error:
-        kind = FileNotFoundError if isinstance(error, FileNotFoundError) else OSError
-        raise kind(f"{where}: {str(error) or type(error).__name__}") from error
+def _marker(number: int) -> str:
+    """Returns the name of the object that publishes a snapshot."""
+    return f"{number:08d}"
 
 
-def _each(transfer: Callable[[str], Any], files: Sequence[str]) -> None:
-    """Transfers files, several at a time; raises the first error after all have ended."""
-    with concurrent.futures.ThreadPoolExecutor(_FILES) as pool:
-        pending = [pool.submit(transfer, file) for file in files]
-        try:
-            for each in concurrent.futures.as_completed(pending):
-                each.result()
-        except BaseException:
-            for each in pending:
-                each.cancel()
-            raise
-
-
-def _sync(path: pathlib.Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _new_folder(name: Name) -> str:
+    """Returns the name of a directory that nothing else has written to."""
+    return f"{name}.{secrets.token_hex(8)}"

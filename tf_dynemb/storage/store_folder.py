@@ -1,0 +1,189 @@
+"""The objects of an object store whose names begin with the URL of a folder."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import os
+import pathlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from tf_dynemb.format.errors import DataLossError
+
+# Files that are transferred at a time. The library transfers parts of a large one at a time, too.
+_FILES = 8
+# A range is read in pieces of this size, several at a time.
+_PIECE = 8 << 20
+
+
+class StoreFolder:
+    """A folder in a store. Threads can share one, and a forked process has it, too.
+
+    Args:
+        url: the URL.
+
+    Attributes:
+        url: the URL.
+
+    Raises:
+        ImportError, ValueError: `fsspec`, or what it needs for the URL, is not there.
+
+    All methods raise OSError for errors of the store, such as wrong credentials, and
+    FileNotFoundError if a file was removed meanwhile. The messages have the URL.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._connect()
+
+    def _connect(self) -> tuple[int, Any, str]:
+        import fsspec
+
+        with naming(self.url):
+            self._connected = os.getpid(), *fsspec.core.url_to_fs(self.url)
+        return self._connected
+
+    @property
+    def fs(self) -> Any:
+        """The file system, which a process must not have from its parent."""
+        process, fs, _ = self._connected
+        return fs if process == os.getpid() else self._connect()[1]
+
+    def place(self, file: str) -> str:
+        """Returns the path of a file in the file system."""
+        return f"{self._connected[2].rstrip('/')}/{file}"
+
+    def read(self, file: str) -> bytes:
+        """Returns the content of a file."""
+        with naming(f"{self.url}/{file}"):
+            data: bytes = self.fs.cat_file(self.place(file))
+        return data
+
+    def read_ranges(self, file: str, begins: Sequence[int], ends: Sequence[int]) -> bytearray:
+        """Returns ranges of a file, one after the other.
+
+        Raises:
+            DataLossError: the file is shorter.
+        """
+        pieces = [
+            (at, min(at + _PIECE, end))
+            for begin, end in zip(begins, ends, strict=True)
+            for at in range(begin, end, _PIECE)
+        ]
+        where = f"{self.url}/{file}"
+        with naming(where):
+            froms, tos = map(list, zip(*pieces, strict=True)) if pieces else ([], [])
+            found = self.fs.cat_ranges([self.place(file)] * len(pieces), froms, tos)
+            for each in found:
+                if isinstance(each, BaseException):
+                    raise each
+        for (begin, end), each in zip(pieces, found, strict=True):
+            if len(each) != end - begin:
+                raise DataLossError(f"{where} ends at byte offset {begin + len(each)}.")
+        return bytearray().join(found)
+
+    def write(self, file: str, content: bytes, new: bool = False) -> None:
+        """Writes a file.
+
+        Raises:
+            FileExistsError: `new`, and it exists, perhaps because an answer of the store was lost.
+        """
+        with naming(f"{self.url}/{file}"):
+            self.fs.pipe_file(self.place(file), content, **({"mode": "create"} if new else {}))
+
+    def open_new(self, file: str, part_bytes: int) -> Any:
+        """Returns a file object for writing, which sends parts of a size as they are written."""
+        with naming(f"{self.url}/{file}"):
+            return self.fs.open(self.place(file), "wb", block_size=part_bytes)
+
+    def get(self, files: Sequence[str], directory: pathlib.Path) -> None:
+        """Copies files to a local directory, and syncs them."""
+
+        def get(file: str) -> None:
+            with naming(f"{self.url}/{file}"):
+                self.fs.get_file(self.place(file), str(directory / file))
+            _sync(directory / file)
+
+        _each(get, files)
+
+    def put(self, directory: pathlib.Path, files: Sequence[str]) -> None:
+        """Copies files of a local directory here."""
+
+        def put(file: str) -> None:
+            with naming(f"{self.url}/{file}"):
+                self.fs.put_file(str(directory / file), self.place(file))
+
+        _each(put, files)
+
+    def entries(self) -> list[tuple[str, bool]]:
+        """Returns the names of the files and folders in this one, and whether each is a folder."""
+        with naming(self.url):
+            self.fs.invalidate_cache()
+            try:
+                found = self.fs.ls(self.place("").rstrip("/"), detail=True)
+            except FileNotFoundError:
+                return []
+        return [
+            (each["name"].rstrip("/").rpartition("/")[2], each["type"] == "directory")
+            for each in found
+        ]
+
+    def size(self, file: str) -> int:
+        """Returns the size of a file."""
+        with naming(f"{self.url}/{file}"):
+            self.fs.invalidate_cache(self.place("").rstrip("/"))
+            size: int = self.fs.info(self.place(file))["size"]
+        return size
+
+    def sizes(self) -> dict[str, int]:
+        """Returns the sizes of the files, by name."""
+        with naming(self.url):
+            self.fs.invalidate_cache()
+            found = self.fs.find(self.place("").rstrip("/"), detail=True)
+        return {place.rpartition("/")[2]: each["size"] for place, each in found.items()}
+
+    def remove(self) -> None:
+        """Removes all files, by their exact names: `rm` takes a `*` for others."""
+        with naming(self.url), contextlib.suppress(FileNotFoundError):
+            self.fs.invalidate_cache()
+            found = self.fs.find(self.place("").rstrip("/"))
+            _each(self.remove_file, [place.rpartition("/")[2] for place in found])
+
+    def remove_file(self, file: str) -> None:
+        """Removes a file, if it is there."""
+        with naming(f"{self.url}/{file}"), contextlib.suppress(FileNotFoundError):
+            self.fs.rm_file(self.place(file))
+
+
+@contextlib.contextmanager
+def naming(where: str) -> Iterator[None]:
+    """Makes errors of the library OSErrors that name a place."""
+    try:
+        yield
+    except (FileExistsError, ImportError):
+        raise
+    except Exception as error:
+        kind = FileNotFoundError if isinstance(error, FileNotFoundError) else OSError
+        raise kind(f"{where}: {str(error) or type(error).__name__}") from error
+
+
+def _each(transfer: Callable[[str], Any], files: Sequence[str]) -> None:
+    """Transfers files, several at a time; raises the first error after all have ended."""
+    with concurrent.futures.ThreadPoolExecutor(_FILES) as pool:
+        pending = [pool.submit(transfer, file) for file in files]
+        try:
+            for each in concurrent.futures.as_completed(pending):
+                each.result()
+        except BaseException:
+            for each in pending:
+                each.cancel()
+            raise
+
+
+def _sync(path: pathlib.Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,198 @@
+"""Reading of a snapshot in a store, by the ranges of its files that are asked for."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import pathlib
+import threading
+from collections.abc import Iterator
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from tf_dynemb.format import npy, safetensors
+from tf_dynemb.format.errors import DataLossError
+from tf_dynemb.format.manifest import DenseFile, Manifest
+from tf_dynemb.format.table_entry import ColumnFile
+from tf_dynemb.storage.snapshot import Snapshot
+from tf_dynemb.storage.store_folder import StoreFolder
+
+# Columns that a snapshot keeps open.
+_COLUMNS = 8
+# Rows one after the other are read this many bytes ahead.
+_AHEAD = 16 << 20
+# Single rows are read in groups of about this many bytes: a slot of an index and those after it.
+_GROUP = 256
+# The bytes of single rows of a column that are kept.
+_KEPT = 16 << 20
+
+
+class StoredSnapshot(Snapshot):
+    """A published snapshot in a store. Its columns are `StoredColumn`s.
+
+    Args:
+        folder: the folder of its files.
+        manifest: its manifest.
+    """
+
+    def __init__(self, folder: StoreFolder, manifest: Manifest) -> None:
+        self.manifest = manifest
+        self._folder = folder
+        # Those that were used last, with what they have read ahead.
+        self._column = functools.lru_cache(_COLUMNS)(self._open_column)
+
+    @property
+    def directory(self) -> pathlib.Path:  # type: ignore[override]
+        """Raises ValueError: there is no local directory."""
+        raise ValueError(f"{self} is not a local directory: make a local copy with `publish`.")
+
+    def __str__(self) -> str:
+        return self._folder.url
+
+    def parts(self, file: ColumnFile) -> Iterator[npt.NDArray[np.uint8]]:
+        """As of `Snapshot`."""
+        self._check_size(file)
+        block_bytes = self.manifest.block_bytes
+        step = block_bytes * max(1, _AHEAD // block_bytes)
+        for begin in range(0, file.bytes, step):
+            end = min(begin + step, file.bytes)
+            yield np.frombuffer(self._folder.read_ranges(file.file, [begin], [end]), np.uint8)
+
+    def arrays(self, file: DenseFile) -> dict[str, safetensors.Array]:
+        """As of `Snapshot`; they are in memory."""
+        self._check_size(file)
+        data = np.frombuffer(self._folder.read(file.file), np.uint8)
+        return safetensors.parse(data, f"{self}/{file.file}")
+
+    def size(self, file: ColumnFile) -> int | None:
+        """As of `Snapshot`."""
+        try:
+            return self._folder.size(file.file)
+        except FileNotFoundError:
+            return None
+
+    def _map(
+        self, file: ColumnFile, dtype: np.dtype[Any], shape: tuple[int, ...]
+    ) -> npt.NDArray[Any]:
+        column = self._column(file.file, dtype, shape)
+        return cast("npt.NDArray[Any]", column) if column.size else np.asarray(column)
+
+    def _open_column(self, file: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> StoredColumn:
+        header = npy.header(dtype, shape)
+        if self._folder.read_ranges(file, [0], [len(header)]) != header:
+            raise DataLossError(
+                f"{self}/{file} is damaged at byte offset 0: its header is not the header of "
+                f"{dtype} {list(shape)}."
+            )
+        return StoredColumn(self._folder, file, dtype, shape)
+
+
+class StoredColumn:
+    """A column in a store, [rows, ...]: an array that reads the rows that it is indexed with.
+
+    Rows one after the other are read ahead. Of single rows, groups of neighbours are read, and the
+    latest groups are kept. Threads can share it.
+
+    Attributes:
+        filename: its URL.
+        dtype, shape, ndim, size: as of an array.
+    """
+
+    def __init__(
+        self, folder: StoreFolder, file: str, dtype: np.dtype[Any], shape: tuple[int, ...]
+    ) -> None:
+        self.filename = f"{folder.url}/{file}"
+        self.dtype = dtype
+        self.shape = shape
+        self.ndim = len(shape)
+        self.size = int(np.prod(shape, dtype=np.int64))
+        self._folder = folder
+        self._file = file
+        self._row_bytes = dtype.itemsize * int(np.prod(shape[1:], dtype=np.int64))
+        self._group = max(1, _GROUP // self._row_bytes) if self.size else 1
+        self._window = (0, np.empty((0, *shape[1:]), dtype))  # the first row; rows after each other
+        self._groups: collections.OrderedDict[int, npt.NDArray[Any]] = collections.OrderedDict()
+        self._lock = threading.Lock()  # of `_groups`
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        rows: npt.NDArray[Any] = np.asarray(self._rows(0, len(self)), dtype)
+        return rows
+
+    def __getitem__(self, index: Any) -> npt.NDArray[Any]:
+        """Returns rows.
+
+        Args:
+            index: a slice, or an array of integers or booleans.
+        """
+        if isinstance(index, slice):
+            first, last, step = index.indices(len(self))
+            if step == 1:
+                return self._rows(first, max(first, last))
+            return self[np.arange(first, last, step)]
+        positions = np.asarray(index)
+        if positions.dtype == np.bool_:
+            positions = np.flatnonzero(positions)
+        if positions.size and (positions.min() < -len(self) or positions.max() >= len(self)):
+            raise IndexError(f"{self.filename} has {len(self)} rows.")
+        return self._single(positions.ravel() % max(1, len(self))).reshape(
+            *positions.shape, *self.shape[1:]
+        )
+
+    def _rows(self, first: int, last: int) -> npt.NDArray[Any]:
+        """Returns the rows from `first` up to, but without, `last`."""
+        begin, rows = self._window
+        if not begin <= first <= last <= begin + len(rows):
+            ahead = _AHEAD // self._row_bytes
+            rows = self._read([first], [min(max(last, first + ahead), len(self))])
+            begin, self._window = first, (first, rows)
+        found: npt.NDArray[Any] = rows[first - begin : last - begin]
+        return found
+
+    def _single(self, positions: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Returns the rows at positions [n]."""
+        wanted, where = np.unique(positions // self._group, return_inverse=True)
+        if wanted.size and wanted.size * 4 > wanted[-1] - wanted[0]:
+            first, last = int(positions.min()), int(positions.max()) + 1
+            span = self._rows(first, last)
+            return span[positions - first]  # type: ignore[no-any-return]
+        groups = np.zeros((wanted.size, self._group, *self.shape[1:]), self.dtype)
+        with self._lock:
+            missing = []
+            for place, number in enumerate(wanted.tolist()):
+                if number in self._groups:
+                    self._groups.move_to_end(number)
+                    rows = self._groups[number]
+                    groups[place, : len(rows)] = rows
+                else:
+                    missing.append(place)
+        if missing:
+            firsts = wanted[missing] * self._group
+            lasts = np.minimum(firsts + self._group, len(self))
+            rows = self._read(firsts.tolist(), lasts.tolist())
+            ends = np.cumsum(lasts - firsts)
+            with self._lock:
+                for place, count, end in zip(missing, lasts - firsts, ends, strict=True):
+                    one = rows[end - count : end]
+                    groups[place, :count] = one
+                    self._groups[int(wanted[place])] = one.copy()
+                while len(self._groups) * self._group * self._row_bytes > _KEPT:
+                    self._groups.popitem(last=False)
+        found: npt.NDArray[Any] = groups[where, positions % self._group]
+        return found
+
+    def _read(self, firsts: list[int], lasts: list[int]) -> npt.NDArray[Any]:
+        """Reads ranges of rows."""
+        at, size = npy.HEADER_BYTES, self._row_bytes
+        data = self._folder.read_ranges(
+            self._file,
+            [at + size * first for first in firsts],
+            [at + size * last for last in lasts],
+        )
+        rows: npt.NDArray[Any] = np.frombuffer(data, self.dtype).reshape(-1, *self.shape[1:])
+        rows.flags.writeable = False
+        return rows
