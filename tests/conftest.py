@@ -71,6 +71,12 @@ def s3(s3_server, monkeypatch):
     return store_helpers.empty_folder(s3_server, monkeypatch)
 
 
+@pytest.fixture(params=["path", "s3"])
+def path_or_s3(request):
+    """Where a test has its chains: None: at a path; or the URL of an empty folder of a store."""
+    return None if request.param == "path" else request.getfixturevalue("s3")
+
+
 def pytest_addoption(parser):
     parser.addoption(
         "--all-ranks",

@@ -1,8 +1,9 @@
 """A trainer that exports a model, and then publishes what it learns, rows and dense weights.
 
-    python online_trainer.py FOLDER
+    python online_trainer.py FOLDER [URL]
 
-It writes FOLDER/model, which follows FOLDER/published, and prints "exported". After a line on its
+It writes FOLDER/model, which follows FOLDER/published, and prints "exported". With a URL, the chain
+is there, and another process publishes it to FOLDER/published again and again. After a line on its
 standard input, it publishes SNAPSHOTS deltas. FOLDER/predictions has a line for each snapshot: its
 id, and in hexadecimal the bytes of what the model then predicts for `PROBE`.
 """
@@ -51,16 +52,23 @@ def batch(rng):
 
 
 @contextlib.contextmanager
-def trainer(folder):
+def trainer(folder, url=None):
     """Runs this program up to its export; yields the process, which must end without an error."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen([sys.executable, __file__, folder], **pipes) as process:
-        try:
-            assert process.stdout.readline() == "exported\n"
-            yield process
-            assert process.wait(120) == 0
-        finally:
-            process.kill()
+    command = [sys.executable, __file__, folder, *([url] if url else [])]
+    with contextlib.ExitStack() as stack:
+        process = stack.enter_context(subprocess.Popen(command, **pipes))
+        stack.callback(process.kill)
+        assert process.stdout.readline() == "exported\n"
+        if url:
+            publish = [sys.executable, "-m", "tf_dynemb", "publish", url, folder / "published"]
+            copying = stack.enter_context(subprocess.Popen([*publish, "--every", "0.02"]))
+            stack.callback(copying.kill)
+        yield process
+        assert process.wait(120) == 0
+        if url:
+            copying.terminate()
+            assert copying.wait(20) == 0
 
 
 def predictions(folder):
@@ -73,6 +81,7 @@ def predictions(folder):
 
 def main():
     folder = pathlib.Path(sys.argv[1])
+    chain = sys.argv[2] if len(sys.argv) > 2 else folder / "published"
     model, rng = build(), np.random.default_rng(5)
     with (folder / "predictions").open("w") as file:
 
@@ -81,12 +90,12 @@ def main():
             file.write(f"{watermark.id} {bits}\n")
 
         model.train_on_batch(*batch(rng))
-        note(de.dump(folder / "published", model))
+        note(de.dump(chain, model))
         de.export_saved_model(
             model,
             folder / "model",
             "copy",
-            folder / "published",
+            chain,
             follow=folder / "published",
             follow_seconds=0.01,
         )
@@ -94,7 +103,7 @@ def main():
         sys.stdin.readline()
         for _ in range(SNAPSHOTS):
             model.train_on_batch(*batch(rng))
-            note(de.incremental_dump(folder / "published", model))
+            note(de.incremental_dump(chain, model))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     python publish_process.py train PATH OUT          writes the bits of the result to OUT.RANK
     python publish_process.py die PATH OUT TIMES      the same; ranks can kill themselves before
-    python publish_process.py kill PATH TIMES SEED    prints what `interrupt` returns
+    python publish_process.py kill PATH TIMES SEED [URL]    prints what `interrupt` returns
 
 `kill` imports TensorFlow once, and forks for each training.
 """
@@ -28,7 +28,7 @@ import table_reader
 import tf_dynemb as de
 from tf_dynemb import communicator
 from tf_dynemb.ranks import launchers
-from tf_dynemb.storage.local_place import list_snapshots
+from tf_dynemb.storage.places import place_of
 
 BATCH, BATCHES, EPOCHS = 16, 12, 3
 
@@ -128,7 +128,7 @@ def train(path, out, begun=None, kills=0):
         de.init("gloo")
     rank = communicator.get().rank
     # What is loaded does not depend on the seed.
-    is_first = not path.exists() or not list_snapshots(path)
+    is_first = not place_of(path).names()
     model = build(seed=1 + rank if is_first else os.getpid())
     callbacks = [*ranks]
     if begun is not None:
@@ -174,8 +174,14 @@ class Die(keras.callbacks.Callback):
             self.timer.cancel()
 
 
-def interrupt(path, times, seed):
+def interrupt(path, times, seed, url=None):
     """Kills trainings at random moments, and resumes them, until they end.
+
+    Args:
+        path: a folder for results and, without `url`, for chains.
+        times: the least number of kills.
+        seed: of the moments.
+        url: a URL for chains.
 
     Returns:
         The numbers of kills, of trainings that ended, and of those that had other bits than one
@@ -184,17 +190,18 @@ def interrupt(path, times, seed):
     rng = random.Random(seed)
     path.mkdir()
     # From the beginning of `fit`, and from the end of the first batch, which takes longest.
-    whole = [_run(path / f"whole{after}", path / "expected", after, 1000) for after in (1, 2)]
+    chains = str(url or path)
+    whole = [_run(f"{chains}/whole{after}", path / "expected", after, 1000) for after in (1, 2)]
     expected = (path / "expected.0").read_text()
     counts = collections.Counter(kills=0, trainings=0, wrong=0, after_delta=0)
     while counts["kills"] < times:
-        chain, out = path / f"chain{counts['trainings']}", path / f"bits{counts['trainings']}"
+        chain, out = f"{chains}/chain{counts['trainings']}", path / f"bits{counts['trainings']}"
         while True:
             after = rng.choice([1, 2, 2])
             if _run(chain, out, after, rng.uniform(0, whole[after - 1])) is not None:
                 break
             counts["kills"] += 1
-            names = list_snapshots(chain) if chain.exists() else []
+            names = place_of(chain).names()
             counts["after_delta"] += any(name.kind == "delta" for name in names)
         counts["trainings"] += 1
         counts["wrong"] += pathlib.Path(f"{out}.0").read_text() != expected
@@ -237,11 +244,11 @@ def _run(path, out, after, limit):
 def main():
     what, path, *others = sys.argv[1:]
     if what == "train":
-        train(pathlib.Path(path), others[0])
+        train(path, others[0])
     elif what == "die":
-        train(pathlib.Path(path), others[0], kills=int(others[1]))
+        train(path, others[0], kills=int(others[1]))
     else:
-        print(json.dumps(interrupt(pathlib.Path(path), *map(int, others))))
+        print(json.dumps(interrupt(pathlib.Path(path), *map(int, others[:2]), *others[2:])))
 
 
 if __name__ == "__main__":

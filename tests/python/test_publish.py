@@ -209,10 +209,11 @@ def test_a_fit_after_one_that_failed_begins_with_its_own_first_epoch(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_process_killed_at_random_moments(tmp_path):
-    times = int(os.environ.get("PUBLISH_KILLS", "8"))
+def test_a_process_killed_at_random_moments(tmp_path, path_or_s3):
+    times = int(os.environ.get("PUBLISH_KILLS", "6"))
     path, limit = tmp_path / "kills", 200 + 10 * times
-    counts = run_script("publish_process.py", "kill", path, times, 1, timeout=limit)
+    url = [] if path_or_s3 is None else [path_or_s3]
+    counts = run_script("publish_process.py", "kill", path, times, 1, *url, timeout=limit)
     assert counts["kills"] >= times
     assert counts["wrong"] == 0
     assert counts["after_delta"] >= 1

@@ -16,11 +16,11 @@ import tf_dynemb as de
 
 
 @pytest.mark.slow
-def test_each_answer_is_the_prediction_of_its_watermark(tmp_path):
+def test_each_answer_is_the_prediction_of_its_watermark(tmp_path, path_or_s3):
     """A request has the rows and the weights of one snapshot, while 200 are published."""
     answers, stop = [[], []], threading.Event()
     with contextlib.ExitStack() as stack:
-        process = stack.enter_context(trainer(tmp_path))
+        process = stack.enter_context(trainer(tmp_path, path_or_s3))
         loaded = tf.saved_model.load(tmp_path / "model")
         inputs = {name: tf.constant(ids) for name, ids in PROBE.items()}
 

@@ -146,14 +146,14 @@ def test_it_follows_a_path(score, exported):
 
 
 @pytest.mark.slow
-def test_each_answer_is_a_prediction_of_the_trainer(score, tmp_path):
+def test_each_answer_is_a_prediction_of_the_trainer(score, tmp_path, path_or_s3):
     """The client has the rows and the weights of one snapshot, while 200 are published."""
     lines = [line for name, ids in PROBE.items() for line in ids_text(name, ids)]
     (tmp_path / "batch.txt").write_text("\n".join(lines))
     command = [score, LIBRARY, tmp_path / "model", tmp_path / "batch.txt"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with (
-        trainer(tmp_path) as process,
+        trainer(tmp_path, path_or_s3) as process,
         subprocess.Popen([*command, *["wait", "3"] * SNAPSHOTS], **pipes) as client,
     ):
         first = [client.stdout.readline() for _ in range(1 + len(PROBE["user"]))]

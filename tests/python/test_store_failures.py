@@ -23,7 +23,7 @@ from test_served_copy import Trainer, answers
 from tf_dynemb import cli
 from tf_dynemb.chains.publish import publish
 from tf_dynemb.serving import Reader
-from tf_dynemb.storage import Chain, DataLossError, store_folder
+from tf_dynemb.storage import Chain, DataLossError, files
 from tf_dynemb.storage.local_place import list_snapshots
 from tf_dynemb.storage.snapshot import Name
 from tf_dynemb.storage.stores import Store
@@ -87,7 +87,7 @@ def test_requests_that_fail(tmp_path, direction, once):
         fs.copy(old, url, recursive=True)
         fail = Failing(len(lengths), once)
         target, source = (url, trainer.path) if direction == "up" else (local, new)
-        with contextlib.ExitStack() as stack, mock.patch.object(store_folder, "_FILES", 1):
+        with contextlib.ExitStack() as stack, mock.patch.object(files, "_AT_A_TIME", 1):
             for name in CALLS:
                 stack.enter_context(mock.patch.object(fs, name, fail(getattr(fs, name))))
             try:

@@ -19,6 +19,7 @@ from test_served_copy import FORM, Trainer, answers
 
 from tf_dynemb import cli
 from tf_dynemb.chains.publish import publish
+from tf_dynemb.chains.snapshot_copy import SnapshotCopy
 from tf_dynemb.serving import Reader
 from tf_dynemb.storage import Chain, DataLossError
 from tf_dynemb.storage.local_place import list_snapshots
@@ -146,14 +147,14 @@ def test_a_base_that_replaces_what_is_read(tmp_path):
     url = f"memory://{os.urandom(6).hex()}"
     publish(url, from_=trainer.path)
     trainer.do("base", {2})
-    real = Store.get
+    real = SnapshotCopy.finish
 
     def late(*args):
-        with mock.patch.object(Store, "get", real):
+        with mock.patch.object(SnapshotCopy, "finish", real):
             publish(url, from_=trainer.path)
         real(*args)
 
-    with mock.patch.object(Store, "get", late):
+    with mock.patch.object(SnapshotCopy, "finish", late):
         (published,) = publish(tmp_path / "local", from_=url)
     assert published.manifest.id == trainer.last.id
     assert not list((tmp_path / "local").glob(".tmp-*"))
@@ -317,12 +318,43 @@ def test_whole_rows_do_not_continue_a_thin_copy(tmp_path):
     publish(urls[1], from_=trainer.path)
     with pytest.raises(ValueError, match="has a copy with rows, where or max_rows, and"):
         publish(urls[0], from_=trainer.path)
-    with pytest.raises(ValueError, match="has a copy with rows, where or max_rows, and"):
-        publish(tmp_path / "thin", from_=urls[1])
-    publish(tmp_path / "thin", from_=trainer.path)
+    # A local copy goes on with the rows that it remembers.
+    publish(tmp_path / "thin", from_=urls[1])
+    assert publish(tmp_path / "thin", from_=trainer.path) == []
+    assert Reader(tmp_path / "thin").contains(range(9)).sum() == 5
     publish(urls[0], from_=tmp_path / "thin")
     publish(tmp_path / "local", from_=urls[0])
     assert answers(Reader(tmp_path / "local")) == answers(Reader(tmp_path / "thin"))
+
+
+def test_a_copy_of_a_copy_is_the_same_copy(tmp_path):
+    """Without arguments; and one that has had some has them from then on."""
+    trainer = Trainer(tmp_path / "chain")
+    trainer.do("base", set(range(9)))
+    copies = [tmp_path / "first", tmp_path / "second", tmp_path / "third"]
+
+    def go_on():
+        publish(copies[0], from_=trainer.path)
+        url = f"memory://{os.urandom(6).hex()}"
+        publish(url, from_=copies[0])
+        for copy in copies[1:]:
+            publish(copy, from_=url)
+        return [Chain.open(copy).last.manifest.copy for copy in copies]
+
+    publish(copies[0], from_=trainer.path, max_rows=6)
+    publish(copies[2], from_=copies[0], rows="int8")
+    first, second, third = go_on()
+    assert first == second
+    assert (third["rows"], "max_rows" in third) == ("int8", False)
+    trainer.do("delta", {7, 8, 20})
+    assert go_on()[:2] == [Chain.open(copies[0]).last.manifest.copy] * 2
+    publish(copies[0], from_=trainer.path, max_rows=5)
+    trainer.do("base", {7, 8, 21})
+    first, second, third = go_on()
+    assert [first["max_rows"], second["max_rows"]] == [5, 6]
+    assert answers(Reader(copies[0])) == answers(Reader(copies[1]))
+    (entry,) = Chain.open(copies[2]).last.manifest.tables
+    assert entry.stored_as == "int8"
 
 
 def test_urls_of_local_files(tmp_path):

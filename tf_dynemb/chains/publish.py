@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tf_dynemb._presence import exists, is_url, local_path, remove_tree
-from tf_dynemb.chains.snapshot_copy import without_training
+from tf_dynemb.chains.snapshot_copy import copy_without_training, without_training
 from tf_dynemb.chains.thinning import ThinCopies, Thinning
 from tf_dynemb.format.manifest import Manifest
 from tf_dynemb.storage import Chain, DataLossError, Snapshot
@@ -23,9 +23,10 @@ from tf_dynemb.storage.local_place import (
     remove_unpublished,
     unpublished,
 )
+from tf_dynemb.storage.place import Place
 from tf_dynemb.storage.places import place_of
 from tf_dynemb.storage.snapshot import MANIFEST, Name, since_last_base, superseded
-from tf_dynemb.storage.stores import Store, Stored
+from tf_dynemb.storage.stores import Store
 
 
 def publish(
@@ -121,26 +122,27 @@ def publish(
     source = place_of(from_, "from_")
     if isinstance(source, LocalPlace) and exists(target) and os.path.samefile(target, source.path):
         raise ValueError(f"{target} is the chain itself: publish to another path.")
-    # Before anything is created:
-    first = read_again(
-        lambda: Chain.names(source),
-        lambda names: Chain.of(source, names[:1]).snapshots[0],
-        lambda error: isinstance(error, LOSSES),
-    )
-    Thinning.of(rows, where, max_rows, None).check_tables(first.manifest)
-    if first.manifest.kind == "delta" and not exists(target):
-        _check_continues(str(target), None, first.manifest, str(first))
-    if isinstance(source, Store) and first.manifest.copy is not None and not thin:
-        return _download(source, target, keep)  # as it is
-    published: list[Snapshot] = []
+    is_new = not exists(target) or not list_snapshots(target)
+    if is_new or thin:  # before anything is created
+        first = read_again(
+            lambda: Chain.names(source),
+            lambda names: Chain.of(source, names[:1]).snapshots[0],
+            lambda error: isinstance(error, LOSSES),
+        )
+        Thinning.of(rows, where, max_rows, None).check_tables(first.manifest)
+        if first.manifest.kind == "delta" and is_new:
+            _check_continues(str(target), None, first.manifest, str(first))
     with _target(target) as names:
         last = _last(target, names)
         thinning = Thinning.of(rows, where, max_rows, None if last is None else last.copy)
-        Chain.load(source, lambda chain: _go_on(target, chain, keep, thinning, published))
-        if last is not None and not published:
+        copying = _Copying(target, source, keep, thinning, thin)
+        read_again(
+            lambda: Chain.names(source), copying.go_on, lambda error: isinstance(error, LOSSES)
+        )
+        if last is not None and not copying.published:
             _remember(target / str(names[-1]), thinning)
     # A base may have replaced some of them.
-    return [snapshot for snapshot in published if exists(snapshot.directory)]
+    return [snapshot for snapshot in copying.published if exists(snapshot.directory)]
 
 
 @contextlib.contextmanager
@@ -170,24 +172,73 @@ def _base(target: pathlib.Path) -> Manifest:
     return Chain.open(target).snapshots[0].manifest
 
 
-def _go_on(
-    target: pathlib.Path, chain: Chain, keep: int, thinning: Thinning, published: list[Snapshot]
-) -> None:
-    """Copies the snapshots of a chain that the target, whose lock is held, does not have."""
-    names = list_snapshots(target)
-    last = _last(target, names)
-    thinning.check_tables(chain.snapshots[0].manifest)
-    copies = ThinCopies(target, thinning)
-    copies.note_times(chain)
-    missing = chain.snapshots[_place_after([s.manifest.id for s in chain.snapshots], names, last) :]
-    if missing:
-        first, where = missing[0].manifest, str(missing[0])
-        _check_continues(str(target), last, first, where, lambda: _base(target))
-    for snapshot in missing:
-        with _publishing(target, snapshot.manifest, keep) as (unfinished, directory):
-            copies.write(snapshot, unfinished)
-        published.append(Snapshot(directory))
-        copies.published(published[-1])
+@dataclasses.dataclass
+class _Copying:
+    """The copying of the snapshots of a chain to a path whose lock is held.
+
+    Attributes:
+        target: the path of the copy.
+        source: the place of the chain.
+        keep: as of `publish`.
+        thinning: what the copy has.
+        thin: whether the call has arguments for this.
+        published: the copies.
+    """
+
+    target: pathlib.Path
+    source: Place
+    keep: int
+    thinning: Thinning
+    thin: bool
+    published: list[Snapshot] = dataclasses.field(default_factory=list)
+
+    def go_on(self, names: Sequence[str]) -> None:
+        """Copies the snapshots with these names that are not there; none: the source is one."""
+        here = list_snapshots(self.target)
+        last = _last(self.target, here)
+        ids = [name.id for name in map(Name.parse, names) if name]
+        after = _place_after(ids, here, last)
+        if names and after == len(names) and not self.thin:
+            return  # calls that find nothing new read no manifest
+        # From the last one that is there; all, if new conditions need the times of all.
+        begin = 0 if self.thin else max(after - 1, 0)
+        chain = Chain.of(self.source, names[begin:]).snapshots
+        if not names:
+            after = _place_after([chain[0].manifest.id], here, last)
+        missing = chain[after - begin :]
+        self.thinning.check_tables(chain[0].manifest)
+        copies = ThinCopies(self.target, self.thinning)
+        copies.note_times(chain)
+        if missing:
+            first, where = missing[0].manifest, str(missing[0])
+            _check_continues(str(self.target), last, first, where, lambda: _base(self.target))
+        for snapshot in missing:
+            manifest = snapshot.manifest
+            with _publishing(self.target, manifest, self.keep) as (unfinished, directory):
+                if self._is_as_it_is(chain[0].manifest, last, manifest):
+                    copy_without_training(snapshot, unfinished)
+                else:
+                    copies.write(snapshot, unfinished)
+            self.published.append(Snapshot(directory))
+            copies.published(self.published[-1])
+
+    def _is_as_it_is(self, before: Manifest, last: Manifest | None, manifest: Manifest) -> bool:
+        """Whether a snapshot is one of a copy, of which this is the same copy.
+
+        Args:
+            before: the snapshot of the source that is the last one at the target, if it is there.
+            last: the last one at the target.
+            manifest: the snapshot.
+        """
+        if self.thin or manifest.copy is None:
+            return False
+        return last is None or _arguments(last) == _arguments(before)
+
+
+def _arguments(manifest: Manifest | None) -> dict[str, Any]:
+    """Returns the arguments that a copy remembers."""
+    copy = (manifest and manifest.copy) or {}
+    return {name: value for name, value in copy.items() if name != "clock"}
 
 
 def _place_after(ids: Sequence[str], names: Sequence[Name], last: Manifest | None) -> int:
@@ -250,48 +301,9 @@ def _upload(store: Store, source: pathlib.Path, keep: int) -> list[Snapshot]:
     return published
 
 
-def _download(store: Store, target: pathlib.Path, keep: int) -> list[Snapshot]:
-    """Publishes the snapshots of a store that a local copy does not have; returns them."""
-    published: list[Snapshot] = []
-    stored: dict[str, Stored] = {}
-
-    def list_names() -> list[str]:
-        found = store.snapshots()
-        if not found:
-            raise store.absent()
-        stored.update({str(each.name): each for each in found})
-        return [str(name) for name in since_last_base([each.name for each in found])]
-
-    def go_on(names: list[str]) -> None:
-        here = list_snapshots(target)
-        last = _last(target, here)
-        chain = [stored[name] for name in names]
-        for each in chain[_place_after([each.name.id for each in chain], here, last) :]:
-            manifest = store.manifest(each)
-            where = f"{store.url}/{each.directory}"
-            _check_continues(str(target), last, manifest, where, lambda: _base(target))
-            _check_thin(str(target), last, manifest, where)
-            with _publishing(target, manifest, keep) as (unfinished, directory):
-                store.get(each, manifest, unfinished)
-                try:
-                    Snapshot(unfinished).verify()
-                except DataLossError as error:
-                    raise DataLossError(str(error).replace(str(unfinished), where)) from error
-                sync_directory(unfinished)
-            published.append(Snapshot(directory))
-            last = manifest
-
-    with _target(target):
-        read_again(list_names, go_on, lambda error: isinstance(error, LOSSES))
-    return [snapshot for snapshot in published if exists(snapshot.directory)]
-
-
 def _check_thin(target: str, last: Manifest | None, first: Manifest, where: str) -> None:
     """Raises ValueError if a copy with fewer or smaller rows would go on with whole ones."""
-    thin, comes = (
-        each is not None and bool((each.copy or {}).keys() - {"clock"}) for each in (last, first)
-    )
-    if thin and not comes:
+    if _arguments(last) and not _arguments(first):
         raise ValueError(
             f"{target} has a copy with rows, where or max_rows, and {where} is of another copy: "
             "publish it to another path."
@@ -301,8 +313,7 @@ def _check_thin(target: str, last: Manifest | None, first: Manifest, where: str)
 def _remember(directory: pathlib.Path, thinning: Thinning) -> None:
     """Makes the last snapshot of a copy remember arguments, if they are others."""
     manifest = Snapshot(directory).manifest
-    before = {name: value for name, value in (manifest.copy or {}).items() if name != "clock"}
-    if before == thinning.arguments:
+    if _arguments(manifest) == thinning.arguments:
         return
     (directory / f"{MANIFEST}.new").unlink(missing_ok=True)  # of a call that was killed
     replace_manifest(directory, dataclasses.replace(manifest, copy=thinning.options), "new")

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from tf_dynemb.format.manifest import Manifest
 from tf_dynemb.format.table_entry import ColumnFile, Shard, TableEntry
 from tf_dynemb.format.vector_format import convert, smaller
-from tf_dynemb.storage.files import copy_file, sync_directory, write_file
+from tf_dynemb.storage.files import copy_file, in_parallel, sync_directory, write_file
 from tf_dynemb.storage.part import Part
 from tf_dynemb.storage.snapshot import MANIFEST, Snapshot
 
@@ -130,16 +130,15 @@ class SnapshotCopy:
                 for table in tables
             ]
         )
-        entries = []
+        entries: list[TableEntry] = []
+        copied: list[ColumnFile] = list(self.manifest.dense)
         for new, old in zip(written, tables, strict=True):
             shards = []
             for shard, before in zip(new.shards, old.shards, strict=True):
                 shards.append(dataclasses.replace(shard, files={**before.files, **shard.files}))
-                for column in before.files.keys() - shard.files.keys():
-                    self._copy(before.files[column])
+                copied += [before.files[name] for name in before.files.keys() - shard.files.keys()]
             entries.append(dataclasses.replace(new, shards=tuple(shards)))
-        for file in self.manifest.dense:
-            self._copy(file)
+        in_parallel(self._copy, copied)
         manifest = dataclasses.replace(self.manifest, tables=tuple(entries), copy=options)
         write_file(self._directory / MANIFEST, manifest.to_json().encode())
         sync_directory(self._directory)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -155,9 +155,9 @@ class ThinCopies:
         finally:
             copy.abandon()
 
-    def note_times(self, chain: Chain) -> None:
+    def note_times(self, snapshots: Sequence[Snapshot]) -> None:
         """Notes the times of the snapshots of a chain."""
-        marks = [(s.manifest.watermark, s.manifest.watermark_utc_ns) for s in chain.snapshots]
+        marks = [(s.manifest.watermark, s.manifest.watermark_utc_ns) for s in snapshots]
         clock = Clock([*self._thinning.clock.marks, *marks])
         self._thinning = dataclasses.replace(self._thinning, clock=clock)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import errno
 import os
 import pathlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +16,11 @@ from tf_dynemb._presence import is_directory
 from tf_dynemb.format.errors import naming
 from tf_dynemb.format.manifest import Manifest
 from tf_dynemb.storage.snapshot import MANIFEST
+
+T = TypeVar("T")
+
+# Files that are transferred at a time.
+_AT_A_TIME = 8
 
 
 def make_directory(path: pathlib.Path) -> None:
@@ -40,6 +47,19 @@ def copy_file(parts: Iterable[npt.NDArray[np.uint8]], path: pathlib.Path) -> Non
             while left:
                 left = left[file.write(left) :]
         os.fsync(file.fileno())
+
+
+def in_parallel(transfer: Callable[[T], object], files: Sequence[T]) -> None:
+    """Transfers files, several at a time; raises the first error after all have ended."""
+    with concurrent.futures.ThreadPoolExecutor(_AT_A_TIME) as pool:
+        pending = [pool.submit(transfer, file) for file in files]
+        try:
+            for each in concurrent.futures.as_completed(pending):
+                each.result()
+        except BaseException:
+            for each in pending:
+                each.cancel()
+            raise
 
 
 def replace_manifest(directory: pathlib.Path, manifest: Manifest, suffix: str) -> None:

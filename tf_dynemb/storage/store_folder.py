@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import os
 import pathlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tf_dynemb.format.errors import DataLossError
+from tf_dynemb.storage.files import in_parallel
 
-# Files that are transferred at a time. The library transfers parts of a large one at a time, too.
-_FILES = 8
 # A range is read in pieces of this size, several at a time.
 _PIECE = 8 << 20
 
@@ -55,9 +53,10 @@ class StoreFolder:
         return f"{self._connected[2].rstrip('/')}/{file}"
 
     def read(self, file: str) -> bytes:
-        """Returns the content of a file."""
+        """Returns the content of a file that is not empty."""
         with naming(f"{self.url}/{file}"):
-            data: bytes = self.fs.cat_file(self.place(file))
+            # s3fs asks for the size of a file of which no range is read.
+            data: bytes = self.fs.cat_file(self.place(file), start=0)
         return data
 
     def read_ranges(self, file: str, begins: Sequence[int], ends: Sequence[int]) -> bytearray:
@@ -97,16 +96,6 @@ class StoreFolder:
         with naming(f"{self.url}/{file}"):
             return self.fs.open(self.place(file), "wb", block_size=part_bytes)
 
-    def get(self, files: Sequence[str], directory: pathlib.Path) -> None:
-        """Copies files to a local directory, and syncs them."""
-
-        def get(file: str) -> None:
-            with naming(f"{self.url}/{file}"):
-                self.fs.get_file(self.place(file), str(directory / file))
-            _sync(directory / file)
-
-        _each(get, files)
-
     def put(self, directory: pathlib.Path, files: Sequence[str]) -> None:
         """Copies files of a local directory here."""
 
@@ -114,7 +103,7 @@ class StoreFolder:
             with naming(f"{self.url}/{file}"):
                 self.fs.put_file(str(directory / file), self.place(file))
 
-        _each(put, files)
+        in_parallel(put, files)
 
     def entries(self) -> list[tuple[str, bool]]:
         """Returns the names of the files and folders in this one, and whether each is a folder."""
@@ -129,13 +118,6 @@ class StoreFolder:
             for each in found
         ]
 
-    def size(self, file: str) -> int:
-        """Returns the size of a file."""
-        with naming(f"{self.url}/{file}"):
-            self.fs.invalidate_cache(self.place("").rstrip("/"))
-            size: int = self.fs.info(self.place(file))["size"]
-        return size
-
     def sizes(self) -> dict[str, int]:
         """Returns the sizes of the files, by name."""
         with naming(self.url):
@@ -148,7 +130,7 @@ class StoreFolder:
         with naming(self.url), contextlib.suppress(FileNotFoundError):
             self.fs.invalidate_cache()
             found = self.fs.find(self.place("").rstrip("/"))
-            _each(self.remove_file, [place.rpartition("/")[2] for place in found])
+            in_parallel(self.remove_file, [place.rpartition("/")[2] for place in found])
 
     def remove_file(self, file: str) -> None:
         """Removes a file, if it is there."""
@@ -166,24 +148,3 @@ def naming(where: str) -> Iterator[None]:
     except Exception as error:
         kind = FileNotFoundError if isinstance(error, FileNotFoundError) else OSError
         raise kind(f"{where}: {str(error) or type(error).__name__}") from error
-
-
-def _each(transfer: Callable[[str], Any], files: Sequence[str]) -> None:
-    """Transfers files, several at a time; raises the first error after all have ended."""
-    with concurrent.futures.ThreadPoolExecutor(_FILES) as pool:
-        pending = [pool.submit(transfer, file) for file in files]
-        try:
-            for each in concurrent.futures.as_completed(pending):
-                each.result()
-        except BaseException:
-            for each in pending:
-                each.cancel()
-            raise
-
-
-def _sync(path: pathlib.Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

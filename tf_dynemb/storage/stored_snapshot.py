@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import pathlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from tf_dynemb.format import npy, safetensors
+from tf_dynemb.format import crc32c, npy, safetensors
 from tf_dynemb.format.errors import DataLossError
 from tf_dynemb.format.manifest import DenseFile, Manifest
 from tf_dynemb.format.table_entry import ColumnFile
+from tf_dynemb.storage.files import in_parallel
 from tf_dynemb.storage.snapshot import Snapshot
 from tf_dynemb.storage.store_folder import StoreFolder
 
 # Columns that a snapshot keeps open.
 _COLUMNS = 8
+# The size up to which a file is read as a whole, and kept, as long as those of a snapshot have no
+# more bytes than this. Most files of deltas are small.
+_SMALL = 256 << 10
+_SMALL_IN_ALL = 2 << 20
 # Rows one after the other are read this many bytes ahead.
 _AHEAD = 16 << 20
 # Single rows are read in groups of about this many bytes: a slot of an index and those after it.
@@ -39,9 +45,10 @@ class StoredSnapshot(Snapshot):
 
     def __init__(self, folder: StoreFolder, manifest: Manifest) -> None:
         self.manifest = manifest
-        self._folder = folder
+        self._url = folder.url
+        self._files = _Files(folder)
         # Those that were used last, with what they have read ahead.
-        self._column = functools.lru_cache(_COLUMNS)(self._open_column)
+        self._column = functools.lru_cache(_COLUMNS)(self._files.column)
 
     @property
     def directory(self) -> pathlib.Path:  # type: ignore[override]
@@ -49,7 +56,17 @@ class StoredSnapshot(Snapshot):
         raise ValueError(f"{self} is not a local directory: make a local copy with `publish`.")
 
     def __str__(self) -> str:
-        return self._folder.url
+        return self._url
+
+    def verify(
+        self,
+        checksum: crc32c.Checksum = crc32c.blocks,
+        progress: Callable[[int, int], None] | None = None,
+        files: Sequence[ColumnFile] | None = None,
+    ) -> None:
+        """As of `Snapshot`."""
+        self._files.fetch(self.files if files is None else files)
+        super().verify(checksum, progress, files)
 
     def parts(self, file: ColumnFile) -> Iterator[npt.NDArray[np.uint8]]:
         """As of `Snapshot`."""
@@ -58,35 +75,70 @@ class StoredSnapshot(Snapshot):
         step = block_bytes * max(1, _AHEAD // block_bytes)
         for begin in range(0, file.bytes, step):
             end = min(begin + step, file.bytes)
-            yield np.frombuffer(self._folder.read_ranges(file.file, [begin], [end]), np.uint8)
+            yield np.frombuffer(self._files.read(file, [begin], [end]), np.uint8)
 
     def arrays(self, file: DenseFile) -> dict[str, safetensors.Array]:
         """As of `Snapshot`; they are in memory."""
         self._check_size(file)
-        data = np.frombuffer(self._folder.read(file.file), np.uint8)
+        data = np.frombuffer(self._files.read(file, [0], [file.bytes]), np.uint8)
+        data.flags.writeable = False
         return safetensors.parse(data, f"{self}/{file.file}")
 
     def size(self, file: ColumnFile) -> int | None:
         """As of `Snapshot`."""
-        try:
-            return self._folder.size(file.file)
-        except FileNotFoundError:
-            return None
+        return self._files.sizes.get(file.file)
 
     def _map(
         self, file: ColumnFile, dtype: np.dtype[Any], shape: tuple[int, ...]
     ) -> npt.NDArray[Any]:
-        column = self._column(file.file, dtype, shape)
+        column = self._column(file, dtype, shape)
         return cast("npt.NDArray[Any]", column) if column.size else np.asarray(column)
 
-    def _open_column(self, file: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> StoredColumn:
+
+class _Files:
+    """The files of a snapshot; the content of small ones is kept. Threads can share it."""
+
+    def __init__(self, folder: StoreFolder) -> None:
+        self._folder = folder
+        self._small: dict[str, bytes] = {}
+
+    @functools.cached_property
+    def sizes(self) -> dict[str, int]:
+        """The sizes of the files that are there, by name."""
+        return self._folder.sizes()
+
+    def read(self, file: ColumnFile, begins: list[int], ends: list[int]) -> bytes | bytearray:
+        """Returns ranges of a file, one after the other; a small file is read as a whole, once."""
+        if file.bytes > _SMALL:
+            return self._folder.read_ranges(file.file, begins, ends)
+        content = self._small.get(file.file)
+        if content is None:
+            content = bytes(self._folder.read_ranges(file.file, [0], [file.bytes]))
+            if sum(map(len, list(self._small.values()))) + len(content) <= _SMALL_IN_ALL:
+                self._small[file.file] = content
+        return b"".join(content[begin:end] for begin, end in zip(begins, ends, strict=True))
+
+    def fetch(self, files: Sequence[ColumnFile]) -> None:
+        """Reads small files, several at a time, as far as they are there."""
+
+        def fetch(file: ColumnFile) -> None:
+            with contextlib.suppress(FileNotFoundError, DataLossError):
+                self.read(file, [], [])
+
+        in_parallel(fetch, [file for file in files if file.bytes <= _SMALL])
+
+    def column(
+        self, file: ColumnFile, dtype: np.dtype[Any], shape: tuple[int, ...]
+    ) -> StoredColumn:
+        """Opens a column; raises DataLossError if its header is another one."""
         header = npy.header(dtype, shape)
-        if self._folder.read_ranges(file, [0], [len(header)]) != header:
+        filename = f"{self._folder.url}/{file.file}"
+        if self.read(file, [0], [len(header)]) != header:
             raise DataLossError(
-                f"{self}/{file} is damaged at byte offset 0: its header is not the header of "
-                f"{dtype} {list(shape)}."
+                f"{filename} is damaged at byte offset 0: its header is not the header of {dtype} "
+                f"{list(shape)}."
             )
-        return StoredColumn(self._folder, file, dtype, shape)
+        return StoredColumn(filename, functools.partial(self.read, file), dtype, shape)
 
 
 class StoredColumn:
@@ -95,21 +147,29 @@ class StoredColumn:
     Rows one after the other are read ahead. Of single rows, groups of neighbours are read, and the
     latest groups are kept. Threads can share it.
 
-    Attributes:
+    Args:
         filename: its URL.
-        dtype, shape, ndim, size: as of an array.
+        read: returns ranges of the bytes of its file, one after the other.
+        dtype, shape: as of an array.
+
+    Attributes:
+        filename, dtype, shape: as above.
+        ndim, size: as of an array.
     """
 
     def __init__(
-        self, folder: StoreFolder, file: str, dtype: np.dtype[Any], shape: tuple[int, ...]
+        self,
+        filename: str,
+        read: Callable[[list[int], list[int]], bytes | bytearray],
+        dtype: np.dtype[Any],
+        shape: tuple[int, ...],
     ) -> None:
-        self.filename = f"{folder.url}/{file}"
+        self.filename = filename
         self.dtype = dtype
         self.shape = shape
         self.ndim = len(shape)
         self.size = int(np.prod(shape, dtype=np.int64))
-        self._folder = folder
-        self._file = file
+        self._bytes = read
         self._row_bytes = dtype.itemsize * int(np.prod(shape[1:], dtype=np.int64))
         self._group = max(1, _GROUP // self._row_bytes) if self.size else 1
         self._window = (0, np.empty((0, *shape[1:]), dtype))  # the first row; rows after each other
@@ -188,10 +248,8 @@ class StoredColumn:
     def _read(self, firsts: list[int], lasts: list[int]) -> npt.NDArray[Any]:
         """Reads ranges of rows."""
         at, size = npy.HEADER_BYTES, self._row_bytes
-        data = self._folder.read_ranges(
-            self._file,
-            [at + size * first for first in firsts],
-            [at + size * last for last in lasts],
+        data = self._bytes(
+            [at + size * first for first in firsts], [at + size * last for last in lasts]
         )
         rows: npt.NDArray[Any] = np.frombuffer(data, self.dtype).reshape(-1, *self.shape[1:])
         rows.flags.writeable = False

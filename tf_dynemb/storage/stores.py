@@ -157,15 +157,6 @@ class Store(Place):
             raise DataLossError(f"{folder.url} is not published.")
         return manifest
 
-    def get(self, stored: Stored, manifest: Manifest, directory: pathlib.Path) -> None:
-        """Copies a snapshot to an empty directory, and syncs its files; it is not verified.
-
-        The manifest is the last file.
-        """
-        folder = self.folder(stored.directory)
-        folder.get([file.file for file, _ in manifest.files_of_ranks], directory)
-        folder.get([MANIFEST], directory)
-
     def put(self, number: int, directory: pathlib.Path, manifest: Manifest) -> None:
         """Publishes a snapshot with files of a local one.
 
