@@ -17,7 +17,7 @@ EACH = 2  # the most kills of a training
 pytestmark = pytest.mark.slow
 
 
-def run(folder, name, *options):
+def run(folder, name, *options, url=None):
     """Trains on two ranks; returns the bits of each, and the number of kills."""
     kills = [str(EACH)] if options else []
     ended = launch.run(
@@ -25,7 +25,7 @@ def run(folder, name, *options):
         2,
         [
             *(sys.executable, str(SCRIPT), "die" if kills else "train"),
-            *(str(folder / f"{name}.chain"), str(folder / name), *kills),
+            *(f"{url or folder}/{name}.chain", str(folder / name), *kills),
         ],
         folder / f"{name}.txt",
         limit=240 + 60 * EACH,
@@ -37,12 +37,12 @@ def run(folder, name, *options):
     return bits, ended.output.count("starting all ranks again")
 
 
-def test_ranks_that_are_killed_and_started_again(tmp_path):
-    expected, _ = run(tmp_path, "whole")
+def test_ranks_that_are_killed_and_started_again(tmp_path, path_or_s3):
+    expected, _ = run(tmp_path, "whole", url=path_or_s3)
     kills = trainings = 0
     while kills < KILLS:
         trainings += 1
-        found, killed = run(tmp_path, f"parts{trainings}", "--restart", str(EACH))
+        found, killed = run(tmp_path, f"parts{trainings}", "--restart", str(EACH), url=path_or_s3)
         assert found == expected
         assert len(list((tmp_path / f"parts{trainings}.kills").iterdir())) == killed
         kills += killed

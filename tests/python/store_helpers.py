@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import boto3
@@ -19,16 +21,26 @@ p.publish(sys.argv[1], from_=sys.argv[2])
 """
 
 
+# A program: an S3 server, until its standard input ends. It prints its URL.
+SERVER = """
+import sys
+from moto.server import ThreadedMotoServer
+server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+server.start()
+print("http://{}:{}".format(*server.get_host_and_port()), flush=True)
+sys.stdin.read()
+"""
+
+
 @contextlib.contextmanager
 def s3_server() -> Iterator[str]:
-    """A context with an S3 server, whose URL it yields."""
-    from moto.server import ThreadedMotoServer
-
-    started = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    started.start()
-    host, port = started.get_host_and_port()
-    yield f"http://{host}:{port}"
-    started.stop()
+    """A context with an S3 server in another process, whose URL it yields."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen([sys.executable, "-c", SERVER], text=True, **pipes) as server:
+        try:
+            yield server.stdout.readline().strip()
+        finally:
+            server.kill()
 
 
 def empty_folder(server: str, monkeypatch: pytest.MonkeyPatch) -> str:
