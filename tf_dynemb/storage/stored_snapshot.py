@@ -31,6 +31,10 @@ _SMALL_IN_ALL = 2 << 20
 _AHEAD = 16 << 20
 # Single rows are read in groups of about this many bytes: a slot of an index and those after it.
 _GROUP = 256
+# The groups from which on all rows between them are read, unless these are many more.
+_MANY = 512
+# The bytes between two groups up to which they are read together: a request takes longer.
+_GAP = 4 << 10
 # The bytes of single rows of a column that are kept.
 _KEPT = 16 << 20
 
@@ -203,12 +207,12 @@ class StoredColumn:
             *positions.shape, *self.shape[1:]
         )
 
-    def _rows(self, first: int, last: int) -> npt.NDArray[Any]:
-        """Returns the rows from `first` up to, but without, `last`."""
+    def _rows(self, first: int, last: int, ahead: int = _AHEAD) -> npt.NDArray[Any]:
+        """Returns the rows from `first` up to, but without, `last`; reads some bytes ahead."""
         begin, rows = self._window
         if not begin <= first <= last <= begin + len(rows):
-            ahead = _AHEAD // self._row_bytes
-            rows = self._read([first], [min(max(last, first + ahead), len(self))])
+            end = max(last, min(first + ahead // self._row_bytes, len(self)))
+            rows = self._read([first], [end])
             begin, self._window = first, (first, rows)
         found: npt.NDArray[Any] = rows[first - begin : last - begin]
         return found
@@ -216,13 +220,13 @@ class StoredColumn:
     def _single(self, positions: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Returns the rows at positions [n]."""
         wanted, where = np.unique(positions // self._group, return_inverse=True)
-        if wanted.size and wanted.size * 4 > wanted[-1] - wanted[0]:
+        if wanted.size > _MANY and wanted.size * 4 > wanted[-1] - wanted[0]:
             first, last = int(positions.min()), int(positions.max()) + 1
-            span = self._rows(first, last)
-            return span[positions - first]  # type: ignore[no-any-return]
+            span: npt.NDArray[Any] = self._rows(first, last, 0)[positions - first]
+            return span
         groups = np.zeros((wanted.size, self._group, *self.shape[1:]), self.dtype)
+        missing = []
         with self._lock:
-            missing = []
             for place, number in enumerate(wanted.tolist()):
                 if number in self._groups:
                     self._groups.move_to_end(number)
@@ -231,18 +235,36 @@ class StoredColumn:
                 else:
                     missing.append(place)
         if missing:
-            firsts = wanted[missing] * self._group
-            lasts = np.minimum(firsts + self._group, len(self))
-            rows = self._read(firsts.tolist(), lasts.tolist())
-            ends = np.cumsum(lasts - firsts)
+            found = self._read_groups(wanted[missing])
             with self._lock:
-                for place, count, end in zip(missing, lasts - firsts, ends, strict=True):
-                    one = rows[end - count : end]
-                    groups[place, :count] = one
-                    self._groups[int(wanted[place])] = one.copy()
+                for place, rows in zip(missing, found, strict=True):
+                    groups[place, : len(rows)] = rows
+                    self._groups[int(wanted[place])] = rows.copy()
                 while len(self._groups) * self._group * self._row_bytes > _KEPT:
                     self._groups.popitem(last=False)
-        found: npt.NDArray[Any] = groups[where, positions % self._group]
+        chosen: npt.NDArray[Any] = groups[where, positions % self._group]
+        return chosen
+
+    def _read_groups(self, numbers: npt.NDArray[np.int64]) -> list[npt.NDArray[Any]]:
+        """Reads groups of rows, and what is between those that are near each other.
+
+        Args:
+            numbers: the numbers of the groups, in ascending order.
+        """
+        gap = max(1, _GAP // (self._group * self._row_bytes))
+        breaks = np.flatnonzero(np.diff(numbers) > gap) + 1
+        first_groups = numbers[np.concatenate([[0], breaks])]
+        last_groups = numbers[np.concatenate([breaks, [numbers.size]]) - 1]
+        firsts = first_groups * self._group
+        lasts = np.minimum((last_groups + 1) * self._group, len(self))
+        rows = self._read(firsts.tolist(), lasts.tolist())
+        ends = np.cumsum(lasts - firsts)
+        found = []
+        for number, run in zip(
+            numbers, np.searchsorted(breaks, np.arange(numbers.size), side="right"), strict=True
+        ):
+            at = ends[run] - lasts[run] + number * self._group
+            found.append(rows[at : min(at + self._group, ends[run])])
         return found
 
     def _read(self, firsts: list[int], lasts: list[int]) -> npt.NDArray[Any]:
