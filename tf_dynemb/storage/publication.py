@@ -184,7 +184,8 @@ class Publication:
         number = before[-1].number + 1 if before else 1
         snapshot = self.place.publish(self.folder, Name(number, self._kind, self.id), manifest)
         if self._kind == "base":
-            self.place.remove(superseded(self.place.names(), keep))
+            with contextlib.suppress(OSError):  # it is published; the next base removes them
+                self.place.remove(superseded(self.place.names(), keep))
         return snapshot
 
     def _is_continued(self, last: Name, parent: str | None) -> bool:

@@ -27,6 +27,7 @@ import contextlib
 import pathlib
 import re
 import secrets
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -80,6 +81,7 @@ class Store(Place):
             raise ValueError(f"{url!r} must be a URL with a path, such as s3://bucket/served.")
         self.url = f"{scheme.lower()}://{rest.rstrip('/')}"
         self._known: dict[str, Stored] = {}  # by the name of the snapshot
+        self._published = ""  # the folder that was published last
         extra = _EXTRAS.get(scheme.lower().rpartition("::")[2])
         try:
             self._folder = StoreFolder(self.url)
@@ -189,8 +191,9 @@ class Store(Place):
         try:
             yield folder
         finally:
-            if self._text_of(number) != folder:
-                self.folder(folder).remove()
+            if self._published != folder:
+                with contextlib.suppress(OSError):  # the next writer removes it
+                    self.folder(folder).remove()
 
     def part(self, folder: str, rank: int, checksum: crc32c.Checksum, block_bytes: int) -> Part:
         """Returns the part of a process in the snapshot that is being written."""
@@ -204,14 +207,11 @@ class Store(Place):
         """Makes the snapshot visible; see `Place`."""
         files = self.folder(folder)
         files.write(MANIFEST, manifest.to_json().encode())
-        marker = _marker(name.number)
-        created = folder.startswith(f"{name}.")  # otherwise others have published its number
-        if created:
-            try:
-                self._folder.write(marker, folder.encode(), new=True)
-            except FileExistsError:  # also if the answer to the first attempt was lost
-                created = self._text_of(name.number) == folder
-        later = max(self._list()[0], default=0)
+        # Otherwise others have published its number.
+        created = folder.startswith(f"{name}.") and self._create(name.number, folder)
+        later = name.number
+        with contextlib.suppress(OSError):  # a snapshot that was published is not a failure
+            later = max(self._list()[0], default=0)
         if not created or later != name.number:
             # If it was created, others have published and removed this number.
             self._remove([Stored(folder, name)])
@@ -219,11 +219,26 @@ class Store(Place):
                 f"another process has published snapshot {max(later, name.number):08d} at "
                 f"{self.url} meanwhile."
             )
+        self._published = folder
         return StoredSnapshot(files, manifest)
 
+    def _create(self, number: int, folder: str) -> bool:
+        """Creates the object that publishes a folder; returns False if others have created it."""
+        try:
+            self._folder.write(_marker(number), folder.encode(), new=True)
+        except FileExistsError:  # also if the answer to the first attempt was lost
+            return self._text_of(number) == folder
+        except OSError:
+            if self._text_of(number) != folder:  # otherwise only the answer was lost
+                raise
+        return True
+
     def remove(self, names: Iterable[Name]) -> None:
-        """Removes snapshots that are published."""
-        self._remove([self._known[str(name)] for name in names])
+        """Removes snapshots that are published. Warns if it fails, because they take space."""
+        try:
+            self._remove([self._known[str(name)] for name in names])
+        except OSError as error:
+            warnings.warn(f"superseded snapshots cannot be removed: {error}", stacklevel=2)
 
     def _remove(self, snapshots: Iterable[Stored]) -> None:
         """Removes snapshots; each is first made one that is not published."""
