@@ -66,6 +66,7 @@ class Failing:
 CALLS = ("put_file", "pipe_file", "get_file", "cat_file", "ls", "rm_file", "rm")
 
 
+@pytest.mark.filterwarnings("ignore:superseded snapshots cannot be removed")
 @pytest.mark.parametrize("direction", ["up", "down"])
 @pytest.mark.parametrize("once", [False, True])
 def test_requests_that_fail(tmp_path, direction, once):
@@ -92,7 +93,7 @@ def test_requests_that_fail(tmp_path, direction, once):
                 stack.enter_context(mock.patch.object(fs, name, fail(getattr(fs, name))))
             try:
                 publish(target, from_=source)
-                lengths.append("done")
+                lengths.append("done" if fail.left >= 0 else "published")
             except OSError:
                 lengths.append("failed")
         if direction == "up":

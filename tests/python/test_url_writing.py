@@ -154,7 +154,7 @@ def test_requests_that_fail(scratch, kind, once):
 
 
 def live(trained, like):
-    """Returns what a reader of the tables as they are now would have, but for its id."""
+    """Returns what a reader of the tables as they are now would have, except its id."""
     found = dict(like)
     for name, table in trained.tables.items():
         rows = table_reader.rows_of(table)
