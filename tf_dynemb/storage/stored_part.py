@@ -9,7 +9,7 @@ import os
 import pathlib
 import tempfile
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from tf_dynemb._presence import is_directory
 from tf_dynemb.format import crc32c
@@ -90,23 +90,23 @@ class _StoreOutput:
         self._pending: collections.deque[concurrent.futures.Future[None]] = collections.deque()
         self._sender = concurrent.futures.ThreadPoolExecutor(1)
         if not data_bytes:
-            self._submit(self._complete)
+            self._submit_end()
 
     def write(self, data: memoryview) -> None:
         """Sends bytes; what is complete is closed, which frees its memory."""
         self._left -= data.nbytes
+        if self._left < 0:
+            self._refuse()
         self._submit(self._send, bytes(data))
         if not self._left:
-            self._submit(self._complete)
+            self._submit_end()
 
     def finish(self, header: bytes) -> None:
         """Waits until all is there."""
         if header != self._header or self._left:
-            self.abandon()
-            raise OSError(f"{self.path} has other rows than it was to have.")
+            self._refuse()
         while self._pending:
             self._wait()
-        self._sender.shutdown()
 
     def abandon(self) -> None:
         """Ends the transfer; the store drops the parts that it has."""
@@ -119,10 +119,18 @@ class _StoreOutput:
             with contextlib.suppress(AttributeError):
                 file.closed = True  # otherwise its end completes it
 
+    def _refuse(self) -> NoReturn:
+        self.abandon()
+        raise OSError(f"{self.path} has other rows than it was to have.")
+
     def _submit(self, send: Callable[..., None], *args: bytes) -> None:
         while len(self._pending) >= _WAITING:
             self._wait()
         self._pending.append(self._sender.submit(send, *args))
+
+    def _submit_end(self) -> None:
+        self._submit(self._complete)
+        self._sender.shutdown(wait=False)
 
     def _wait(self) -> None:
         try:
