@@ -32,7 +32,7 @@ import tf_dynemb as de
 from tf_dynemb import cli
 from tf_dynemb.chains.publish import publish
 from tf_dynemb.serving import Reader
-from tf_dynemb.storage import Chain, Part, files, stored_part
+from tf_dynemb.storage import Part, files, stored_part
 from tf_dynemb.storage.places import place_of
 
 
@@ -214,7 +214,8 @@ def test_another_number_of_rows():
     assert objects(url) == []
 
 
-def test_two_dumps_at_once(tmp_path):
+@pytest.mark.parametrize("kind", ["base", "delta"])
+def test_two_dumps_at_once(kind):
     """One is published, and the other one is told."""
     one, other = Trained(), Trained()
     one.step([1, 2])
@@ -225,18 +226,47 @@ def test_two_dumps_at_once(tmp_path):
     other.step([4])
     real = Part.with_files
 
+    def write(of):
+        if kind == "base":
+            de.dump(url, of.tables, of.optimizer, keep=1)
+        else:
+            de.incremental_dump(url, of.tables, optimizer=of.optimizer)
+
     def late(part, tables):
         with mock.patch.object(Part, "with_files", real):
-            de.incremental_dump(url, one.tables, optimizer=one.optimizer)
+            write(one)
         return real(part, tables)
 
     with (
         mock.patch.object(Part, "with_files", late),
         pytest.raises((RuntimeError, ValueError), match=r"another process has published|a gap"),
     ):
-        de.incremental_dump(url, other.tables, optimizer=other.optimizer)
-    assert [each.manifest.kind for each in Chain.open(url).snapshots] == ["base", "delta"]
+        write(other)
+    assert [name.kind for name in place_of(url).names()] == ["base", kind]
     assert Reader(url).contains(np.array([3, 4]), "a").tolist() == [True, False]
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_an_answer_that_is_lost(is_there):
+    """Of the creation of the object that publishes the snapshot, which may have been created."""
+    trained = Trained()
+    trained.step([1])
+    url = memory_url()
+    fs = fsspec.filesystem("memory")
+    real = fs.pipe_file
+
+    def lost(path, value, mode="overwrite"):
+        if mode == "create":
+            if is_there:
+                real(path, value, mode=mode)
+            raise TimeoutError("planted")
+        real(path, value, mode=mode)
+
+    with mock.patch.object(fs, "pipe_file", lost), contextlib.ExitStack() as stack:
+        if not is_there:
+            stack.enter_context(pytest.raises(OSError, match="planted"))
+        de.dump(url, trained.tables)
+    assert len(place_of(url).names()) == is_there
 
 
 KILLED = """

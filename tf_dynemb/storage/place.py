@@ -78,7 +78,11 @@ class Place(abc.ABC):
 
     @abc.abstractmethod
     def sizes(self, folder: str) -> dict[str, int]:
-        """Returns the sizes of the files in the folder, by name."""
+        """Returns the sizes of the files in the folder, by name.
+
+        Raises:
+            RuntimeError: another process has published a snapshot, as the last `names` has shown.
+        """
 
     @abc.abstractmethod
     def publish(self, folder: str, name: Name, manifest: Manifest) -> Snapshot:

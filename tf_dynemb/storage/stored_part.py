@@ -54,8 +54,6 @@ class StoredPart(Part):
         entries = super().with_files(tables)
         files = sorted(os.listdir(self._directory)) if is_directory(self._directory) else []
         self._folder.put(self._directory, files)
-        for file in files:
-            os.remove(self._directory / file)
         return entries
 
     def abandon(self) -> None:

@@ -201,6 +201,10 @@ class Store(Place):
 
     def sizes(self, folder: str) -> dict[str, int]:
         """Returns the sizes of the files of the snapshot that is being written, by name."""
+        name = Name.parse(folder.partition(".")[0])
+        last = max((each.name.number for each in self._known.values()), default=0)
+        if name is not None and name.number <= last:  # others may have removed the files
+            raise self._was_later(last)
         return self.folder(folder).sizes()
 
     def publish(self, folder: str, name: Name, manifest: Manifest) -> Snapshot:
@@ -215,12 +219,15 @@ class Store(Place):
         if not created or later != name.number:
             # If it was created, others have published and removed this number.
             self._remove([Stored(folder, name)])
-            raise RuntimeError(
-                f"another process has published snapshot {max(later, name.number):08d} at "
-                f"{self.url} meanwhile."
-            )
+            raise self._was_later(max(later, name.number))
         self._published = folder
         return StoredSnapshot(files, manifest)
+
+    def _was_later(self, number: int) -> RuntimeError:
+        """Returns the error for a writer if others have published a snapshot meanwhile."""
+        return RuntimeError(
+            f"another process has published snapshot {number:08d} at {self.url} meanwhile."
+        )
 
     def _create(self, number: int, folder: str) -> bool:
         """Creates the object that publishes a folder; returns False if others have created it."""
