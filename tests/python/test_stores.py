@@ -14,6 +14,7 @@ from chain_writer import Form
 from cli_helpers import fails, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from storage_helpers import flipped
 from store_helpers import PUBLISH, objects
 from test_served_copy import FORM, Trainer, answers
 
@@ -355,6 +356,33 @@ def test_a_copy_of_a_copy_is_the_same_copy(tmp_path):
     assert answers(Reader(copies[0])) == answers(Reader(copies[1]))
     (entry,) = Chain.open(copies[2]).last.manifest.tables
     assert entry.stored_as == "int8"
+
+
+def test_a_copy_of_a_copy_whose_arguments_change(tmp_path):
+    trainer = Trainer(tmp_path / "chain")
+    url = f"memory://{os.urandom(6).hex()}"
+    for number, most in enumerate((6, 5, 4)):
+        trainer.do("delta" if number else "base", set(range(9 + number)))
+        publish(tmp_path / "thin", from_=trainer.path, max_rows=most)
+        publish(url, from_=tmp_path / "thin")
+        publish(tmp_path / "same", from_=url)
+        first, same = (Chain.open(tmp_path / name).last.manifest for name in ("thin", "same"))
+        assert first.copy == same.copy
+        assert first.copy["max_rows"] == most
+
+
+@pytest.mark.parametrize("options", [{"rows": "int8"}, {"max_rows": 5}, {}])
+@pytest.mark.parametrize("column", ["vectors", "keys", "deleted"])
+def test_damage_is_not_copied(tmp_path, options, column):
+    trainer = Trainer(tmp_path / "chain")
+    trainer.do("base", set(range(9)))
+    publish(tmp_path / "copy", from_=trainer.path, **options)
+    trainer.do("delta", {2, 7})
+    file = Chain.open(trainer.path).last.directory / f"000.r0.{column}.npy"
+    file.write_bytes(flipped(file.read_bytes(), 130 if column != "deleted" else 20))
+    with pytest.raises(DataLossError, match=str(file)):
+        publish(tmp_path / "copy", from_=trainer.path)
+    assert len(list_snapshots(tmp_path / "copy")) == 1
 
 
 def test_urls_of_local_files(tmp_path):
