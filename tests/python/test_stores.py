@@ -358,6 +358,24 @@ def test_a_copy_of_a_copy_is_the_same_copy(tmp_path):
     assert entry.stored_as == "int8"
 
 
+def test_fewer_rows_of_a_stored_chain(tmp_path):
+    """Of a chain of training that is in a store, as of one at a path."""
+    trainer = Trainer(tmp_path / "chain")
+    url = f"memory://{os.urandom(6).hex()}/chain"
+    stored = Trainer(url)
+    for kind, keys in (("base", set(range(9))), ("delta", {2, 20, 21}), ("delta", {22})):
+        for each in (trainer, stored):
+            each.do(kind, keys)
+        for options in ({"max_rows": 6}, {"where": {"l2_from": 0.5, "accessed_since": "1d"}}):
+            name = next(iter(options))
+            for target, source in (("path", trainer.path), ("url", url)):
+                publish(tmp_path / f"{name}-{target}", from_=source, **options)
+            readers = [Reader(tmp_path / f"{name}-{target}") for target in ("path", "url")]
+            contained = [reader.contains(range(30)).tolist() for reader in readers]
+            assert contained[0] == contained[1]
+            assert any(contained[0])
+
+
 def test_a_copy_of_a_copy_whose_arguments_change(tmp_path):
     trainer = Trainer(tmp_path / "chain")
     url = f"memory://{os.urandom(6).hex()}"
@@ -428,6 +446,7 @@ def test_what_is_refused(capsys, tmp_path, monkeypatch):
         publish(url, from_=other.path)
     for wrong, says in (
         ("nosuch://bucket/x", "nosuch://bucket/x: Protocol not known"),
+        ("simplecache::memory://x/y", "must be the URL of the store itself"),
         ("s3:/bucket/x", "must be a URL with a path, such as s3://bucket/served"),
         ("memory://", "must be a URL with a path"),
         ("simplecache::s3:/x", "must be a URL with a path"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import pickle
+import signal
 import threading
 from unittest import mock
 
@@ -218,6 +219,37 @@ def test_a_forked_process_reads(s3):
     assert reader.follow() == 1
 
 
+def test_a_fork_while_threads_look_up():
+    """A child has no lock that a thread of its parent holds."""
+    keys, vectors = table(200_000, 8)
+    url = memory_url()
+    write(url, "base", keys, vectors, watermark=1)
+    reader = Reader(url)
+    ended = threading.Event()
+
+    def look():
+        rng = np.random.default_rng(threading.get_ident() % 1000)
+        while not ended.is_set():
+            reader.lookup(keys[rng.integers(0, len(keys), 4000)])
+
+    threads = [threading.Thread(target=look) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        for number in range(12):
+            child = os.fork()
+            if child == 0:
+                signal.alarm(20)
+                here = slice(number * 999, number * 999 + 999)
+                sound = np.array_equal(reader.lookup(keys[here]), vectors[here])
+                os._exit(0 if sound else 1)
+            assert os.waitpid(child, 0)[1] == 0
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
+
+
 def test_a_base_that_is_gone(tmp_path):
     """Rows that were not read before are lost; the reader goes on with the new base."""
     keys, vectors = table(100_000, 8)
@@ -231,10 +263,11 @@ def test_a_base_that_is_gone(tmp_path):
     np.testing.assert_array_equal(reader.lookup(keys[:50]), 2 * vectors[:50])
 
 
-@pytest.mark.parametrize("damage", ["shorter", "missing", "longer", "flipped", "header"])
-def test_damage(capsys, damage):
+@pytest.mark.parametrize("store", ["memory", "s3"])
+@pytest.mark.parametrize("damage", ["shorter", "missing", "longer", "flipped", "header", "empty"])
+def test_damage(capsys, request, damage, store):
     keys, vectors = table(100_000, 8)
-    url = memory_url()
+    url = memory_url() if store == "memory" else request.getfixturevalue("s3")
     base = write(url, "base", keys, vectors, watermark=1)
     file = f"{base}/000.r0.vectors.npy"
     fs, place = fsspec.core.url_to_fs(file)
@@ -245,13 +278,36 @@ def test_damage(capsys, damage):
         content[30] ^= 1
     fs.rm_file(place)
     if damage != "missing":
-        end = {"shorter": -100, "longer": len(content)}.get(damage, len(content))
+        end = {"shorter": -100, "empty": 0}.get(damage, len(content))
         fs.pipe_file(place, bytes(content[:end]) + b"x" * (damage == "longer"))
     chain = Chain.open(url)
     with pytest.raises(DataLossError, match=file):
         chain.last.verify()
-    if damage in ("shorter", "missing", "header"):
-        with pytest.raises((DataLossError, FileNotFoundError), match=file):
+    if damage in ("shorter", "missing", "header", "empty"):
+        with pytest.raises(DataLossError, match=file):
             Reader(url).lookup(keys)
     assert cli.main(["verify", url]) == 1
     assert file in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("content", [None, b"", b"half"])
+@pytest.mark.parametrize("store", ["memory", "s3"])
+def test_damaged_deltas(request, content, store):
+    """The state before them stays."""
+    keys, vectors = table(1000, 8)
+    url = memory_url() if store == "memory" else request.getfixturevalue("s3")
+    last = write(url, "base", keys, vectors, watermark=1).manifest
+    reader = Reader(url)
+    delta = write(url, "delta", keys[:9], vectors[:9] * 2, parent=last.id, since=1, watermark=2)
+    fs, place = fsspec.core.url_to_fs(f"{delta}")
+    for file in ("MANIFEST.json", "000.r0.vectors.npy"):
+        sound = fs.cat_file(f"{place}/{file}")
+        fs.rm_file(f"{place}/{file}")
+        if content is not None:
+            fs.pipe_file(f"{place}/{file}", content)
+        with pytest.raises(DataLossError, match=file):
+            reader.follow()
+        with pytest.warns(UserWarning, match="is read as of its snapshot"):
+            assert Reader(url).id == last.id
+        fs.pipe_file(f"{place}/{file}", sound)
+    assert reader.follow() == 1

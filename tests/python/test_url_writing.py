@@ -56,7 +56,8 @@ def scratch(tmp_path, monkeypatch):
     assert list(folder.iterdir()) == []
 
 
-@pytest.mark.parametrize("rows", [0, 1, 300_000])
+# The vectors of 65535 rows have 4 MiB with their header, which is the unit of writing.
+@pytest.mark.parametrize("rows", [0, 1, 65_534, 300_000])
 def test_columns_of_several_parts(s3, scratch, rows):
     """A base has its columns sent in parts; the keys and their index are on the disk meanwhile."""
     table = de.DynamicVariable(16, name="t")
@@ -76,8 +77,8 @@ def test_columns_of_several_parts(s3, scratch, rows):
         de.dump(s3, [table])
     # A small column is sent when it is closed, and the index may be there then.
     assert all(set(found) <= {"keys", "index"} for found in on_disk)
-    assert rows < 2 or on_disk[0] == ["keys"]
-    assert len(parts) >= (7 if rows > 1 else 0)
+    assert rows < 100_000 or on_disk[0] == ["keys"]
+    assert len(parts) >= (7 if rows > 100_000 else 0)
     assert uploads() == []
     loaded = de.DynamicVariable(16, name="t")
     de.load(s3, [loaded])
@@ -267,6 +268,61 @@ def test_an_answer_that_is_lost(is_there):
             stack.enter_context(pytest.raises(OSError, match="planted"))
         de.dump(url, trained.tables)
     assert len(place_of(url).names()) == is_there
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ConnectionError])
+def test_an_end_that_is_not_known(error):
+    """Nothing that may have been published is removed."""
+    trained = Trained()
+    trained.step([1])
+    url = memory_url()
+    de.dump(url, trained.tables)
+    trained.step([2])
+    fs = fsspec.filesystem("memory")
+    real, read_file = fs.pipe_file, fs.cat_file
+    fails = []
+
+    def ends(path, value, mode="overwrite"):
+        real(path, value, mode=mode)
+        if mode == "create":
+            fails.append(path)
+            raise error("planted")
+
+    def reads(*args, **options):
+        if len(fails) == 1:
+            fails.append("read")
+            raise ConnectionError("planted")
+        return read_file(*args, **options)
+
+    with (
+        mock.patch.object(fs, "pipe_file", ends),
+        mock.patch.object(fs, "cat_file", reads),
+        pytest.raises((KeyboardInterrupt, OSError), match="planted"),
+    ):
+        de.incremental_dump(url, trained.tables)
+    assert cli.main(["verify", url]) == 0
+    assert Reader(url).contains(np.array([1, 2]), "a").all()
+    de.load(url, trained.tables)
+    trained.step([3])
+    de.incremental_dump(url, trained.tables)
+    assert Reader(url).contains(np.array([1, 2, 3]), "a").all()
+
+
+def test_files_of_others_that_cannot_be_removed():
+    """They are no reason to fail."""
+    trained = Trained()
+    trained.step([1])
+    url = memory_url()
+    de.dump(url, trained.tables)
+    fs, root = fsspec.core.url_to_fs(url)
+    fs.pipe_file(f"{root}/00000001-base-{'ab' * 16}.{'cd' * 8}/MANIFEST.json", b"half")
+    trained.step([2])
+    with (
+        mock.patch.object(fs, "rm_file", side_effect=PermissionError("denied")),
+        pytest.warns(UserWarning, match=f"files of other writers cannot be removed: {url}.*denied"),
+    ):
+        de.incremental_dump(url, trained.tables)
+    assert Reader(url).contains(np.array([1, 2]), "a").all()
 
 
 KILLED = """

@@ -240,7 +240,7 @@ class _Rows:
     @property
     def scores(self) -> Scores:
         """[rows]: scores, or ticks of last accesses."""
-        return _scores(self._entry, self.shard, self._column("accesses"))
+        return _scores(self._entry, self.shard, np.asarray(self._column("accesses")))
 
     def select(self, selection: Selection) -> None:
         """Keeps the rows that satisfy conditions."""

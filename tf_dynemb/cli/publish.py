@@ -27,7 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--every",
         type=float,
         metavar="SECONDS",
-        help="publish again and again, until SIGINT or SIGTERM; failures are printed",
+        help="publish again and again, until SIGINT or SIGTERM (a second one does not wait for the "
+        "call that runs); failures are printed",
     )
     parser.add_argument(
         "--keep",
@@ -92,8 +93,13 @@ def _repeat(call: Callable[[], list[Snapshot]], seconds: float) -> int:
     Arguments that are wrong end it.
     """
     ended = threading.Event()
+
+    def end(number: int, _: object) -> None:
+        ended.set()
+        signal.signal(number, signal.SIG_DFL)  # the next one does not wait for a store
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: ended.set())
+        signal.signal(number, end)
     said = ""
     while not ended.is_set():
         try:

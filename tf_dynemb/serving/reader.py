@@ -67,8 +67,10 @@ class Reader:
     of threads can look up keys while one thread follows; each lookup sees all tables as of one
     snapshot.
 
-    In a store, lookups read the ranges of the base that they need, in a few round trips. A process
-    that looks up keys all the time reads a local copy, which `publish` makes.
+    In a store, lookups read the ranges of the base that they need, in a few round trips. If a new
+    base has superseded it and removed its files, they raise FileNotFoundError until `follow` has
+    been called. A process that looks up keys all the time reads a local copy, which `publish`
+    makes.
 
     After a fork, a reader works in parent and child, also if another thread was following, and each
     of them follows on its own; deltas that were applied before are shared memory. A pickled reader

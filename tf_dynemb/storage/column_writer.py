@@ -144,7 +144,8 @@ class ColumnWriter:
             OSError: an error of the file system.
         """
         if self._buffer is not None:
-            self._write_all(self._buffer[: self._num_unwritten])
+            if self._num_unwritten:
+                self._write_all(self._buffer[: self._num_unwritten])
             self._buffer = None
             self._num_unwritten = 0
 

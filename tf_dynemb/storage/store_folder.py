@@ -38,8 +38,13 @@ class StoreFolder:
     def _connect(self) -> tuple[int, Any, str]:
         import fsspec
 
-        with naming(self.url):
-            self._connected = os.getpid(), *fsspec.core.url_to_fs(self.url)
+        try:
+            with naming(self.url):
+                self._connected = os.getpid(), *fsspec.core.url_to_fs(self.url)
+        except OSError as error:
+            if isinstance(error.__cause__, (TypeError, ValueError)):  # nothing was asked for yet
+                raise ValueError(str(error)) from error
+            raise
         return self._connected
 
     @property
@@ -53,11 +58,25 @@ class StoreFolder:
         return f"{self._connected[2].rstrip('/')}/{file}"
 
     def read(self, file: str) -> bytes:
-        """Returns the content of a file that is not empty."""
-        with naming(f"{self.url}/{file}"):
-            # s3fs asks for the size of a file of which no range is read.
-            data: bytes = self.fs.cat_file(self.place(file), start=0)
+        """Returns the content of a file."""
+        try:
+            with naming(f"{self.url}/{file}"):
+                # s3fs asks for the size of a file of which no range is read.
+                data: bytes = self.fs.cat_file(self.place(file), start=0)
+        except FileNotFoundError:
+            raise
+        except OSError:
+            if self._size(file) != 0:  # an empty file has no range
+                raise
+            data = b""
         return data
+
+    def _size(self, file: str) -> int | None:
+        """Returns the size of a file; None if the store does not say it."""
+        with contextlib.suppress(Exception):
+            self.fs.invalidate_cache()
+            return int(self.fs.info(self.place(file))["size"])
+        return None
 
     def read_ranges(self, file: str, begins: Sequence[int], ends: Sequence[int]) -> bytearray:
         """Returns ranges of a file, one after the other.
@@ -71,12 +90,20 @@ class StoreFolder:
             for at in range(begin, end, _PIECE)
         ]
         where = f"{self.url}/{file}"
-        with naming(where):
-            froms, tos = map(list, zip(*pieces, strict=True)) if pieces else ([], [])
-            found = self.fs.cat_ranges([self.place(file)] * len(pieces), froms, tos)
-            for each in found:
-                if isinstance(each, BaseException):
-                    raise each
+        try:
+            with naming(where):
+                froms, tos = map(list, zip(*pieces, strict=True)) if pieces else ([], [])
+                found = self.fs.cat_ranges([self.place(file)] * len(pieces), froms, tos)
+                for each in found:
+                    if isinstance(each, BaseException):
+                        raise each
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            size = self._size(file)
+            if size is None or size >= max(ends, default=0):
+                raise
+            raise DataLossError(f"{where} ends at byte offset {size}.") from error
         for (begin, end), each in zip(pieces, found, strict=True):
             if len(each) != end - begin:
                 raise DataLossError(f"{where} ends at byte offset {begin + len(each)}.")

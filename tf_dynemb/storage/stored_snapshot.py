@@ -6,7 +6,6 @@ import collections
 import contextlib
 import functools
 import pathlib
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
@@ -90,7 +89,7 @@ class StoredSnapshot(Snapshot):
 
     def size(self, file: ColumnFile) -> int | None:
         """As of `Snapshot`."""
-        return self._files.sizes.get(file.file)
+        return self._files.size(file.file)
 
     def _map(
         self, file: ColumnFile, dtype: np.dtype[Any], shape: tuple[int, ...]
@@ -105,11 +104,13 @@ class _Files:
     def __init__(self, folder: StoreFolder) -> None:
         self._folder = folder
         self._small: dict[str, bytes] = {}
+        self._sizes: dict[str, int] = {}  # {}: not known yet
 
-    @functools.cached_property
-    def sizes(self) -> dict[str, int]:
-        """The sizes of the files that are there, by name."""
-        return self._folder.sizes()
+    def size(self, file: str) -> int | None:
+        """Returns the size of a file; None if it is not there."""
+        if not self._sizes:
+            self._sizes = self._folder.sizes()
+        return self._sizes.get(file)
 
     def read(self, file: ColumnFile, begins: list[int], ends: list[int]) -> bytes | bytearray:
         """Returns ranges of a file, one after the other; a small file is read as a whole, once."""
@@ -137,7 +138,11 @@ class _Files:
         """Opens a column; raises DataLossError if its header is another one."""
         header = npy.header(dtype, shape)
         filename = f"{self._folder.url}/{file.file}"
-        if self.read(file, [0], [len(header)]) != header:
+        try:
+            found = self.read(file, [0], [len(header)])
+        except FileNotFoundError as error:
+            raise DataLossError(f"{filename} is missing.") from error
+        if found != header:
             raise DataLossError(
                 f"{filename} is damaged at byte offset 0: its header is not the header of {dtype} "
                 f"{list(shape)}."
@@ -178,7 +183,6 @@ class StoredColumn:
         self._group = max(1, _GROUP // self._row_bytes) if self.size else 1
         self._window = (0, np.empty((0, *shape[1:]), dtype))  # the first row; rows after each other
         self._groups: collections.OrderedDict[int, npt.NDArray[Any]] = collections.OrderedDict()
-        self._lock = threading.Lock()  # of `_groups`
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -213,7 +217,9 @@ class StoredColumn:
         if not begin <= first <= last <= begin + len(rows):
             end = max(last, min(first + ahead // self._row_bytes, len(self)))
             rows = self._read([first], [end])
-            begin, self._window = first, (first, rows)
+            begin = first
+            if rows.nbytes <= _AHEAD:
+                self._window = first, rows
         found: npt.NDArray[Any] = rows[first - begin : last - begin]
         return found
 
@@ -226,20 +232,21 @@ class StoredColumn:
             return span
         groups = np.zeros((wanted.size, self._group, *self.shape[1:]), self.dtype)
         missing = []
-        with self._lock:
-            for place, number in enumerate(wanted.tolist()):
-                if number in self._groups:
-                    self._groups.move_to_end(number)
-                    rows = self._groups[number]
-                    groups[place, : len(rows)] = rows
-                else:
-                    missing.append(place)
+        # Each access to `_groups` is atomic. A lock would be a forked child's that another thread
+        # of its parent holds.
+        for place, number in enumerate(wanted.tolist()):
+            rows = self._groups.get(number)
+            if rows is None:
+                missing.append(place)
+                continue
+            groups[place, : len(rows)] = rows
+            with contextlib.suppress(KeyError):  # another thread has dropped it
+                self._groups.move_to_end(number)
         if missing:
-            found = self._read_groups(wanted[missing])
-            with self._lock:
-                for place, rows in zip(missing, found, strict=True):
-                    groups[place, : len(rows)] = rows
-                    self._groups[int(wanted[place])] = rows.copy()
+            for place, rows in zip(missing, self._read_groups(wanted[missing]), strict=True):
+                groups[place, : len(rows)] = rows
+                self._groups[int(wanted[place])] = rows.copy()
+            with contextlib.suppress(KeyError):
                 while len(self._groups) * self._group * self._row_bytes > _KEPT:
                     self._groups.popitem(last=False)
         chosen: npt.NDArray[Any] = groups[where, positions % self._group]

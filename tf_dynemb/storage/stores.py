@@ -79,10 +79,12 @@ class Store(Place):
         scheme, separator, rest = url.partition("://")
         if not separator or not rest.strip("/"):
             raise ValueError(f"{url!r} must be a URL with a path, such as s3://bucket/served.")
+        if "::" in url.partition("//")[0]:  # a layer over a store does not create exclusively
+            raise ValueError(f"{url!r} must be the URL of the store itself.")
         self.url = f"{scheme.lower()}://{rest.rstrip('/')}"
         self._known: dict[str, Stored] = {}  # by the name of the snapshot
-        self._published = ""  # the folder that was published last
-        extra = _EXTRAS.get(scheme.lower().rpartition("::")[2])
+        self._tried = ""  # the folder that was to be published last
+        extra = _EXTRAS.get(scheme.lower())
         try:
             self._folder = StoreFolder(self.url)
         except ImportError as error:
@@ -154,7 +156,11 @@ class Store(Place):
         """
         folder = self.folder(stored.directory)
         where = f"{folder.url}/{MANIFEST}"
-        manifest = manifest_of(folder.read(MANIFEST), stored.name, where)
+        try:
+            text = folder.read(MANIFEST)
+        except FileNotFoundError as error:
+            raise DataLossError(f"{where} is missing.") from error
+        manifest = manifest_of(text, stored.name, where)
         if self._text_of(stored.name.number) != stored.directory:
             raise DataLossError(f"{folder.url} is not published.")
         return manifest
@@ -185,14 +191,18 @@ class Store(Place):
         """A context in which a snapshot is written; yields the name of its folder."""
         names = self.names()
         number = names[-1].number + 1 if names else 1
-        self.remove_lost(number)
+        try:
+            self.remove_lost(number)
+        except OSError as error:
+            warnings.warn(f"files of other writers cannot be removed: {error}", stacklevel=4)
         name = Name(number, kind, id_)
         folder = _new_folder(name)
         try:
             yield folder
         finally:
-            if self._published != folder:
-                with contextlib.suppress(OSError):  # the next writer removes it
+            # The object that publishes the folder can appear even after an error or an interrupt.
+            if self._tried != folder:
+                with contextlib.suppress(OSError):  # a later writer removes it
                     self.folder(folder).remove()
 
     def part(self, folder: str, rank: int, checksum: crc32c.Checksum, block_bytes: int) -> Part:
@@ -220,7 +230,6 @@ class Store(Place):
             # If it was created, others have published and removed this number.
             self._remove([Stored(folder, name)])
             raise self._was_later(max(later, name.number))
-        self._published = folder
         return StoredSnapshot(files, manifest)
 
     def _was_later(self, number: int) -> RuntimeError:
@@ -231,6 +240,7 @@ class Store(Place):
 
     def _create(self, number: int, folder: str) -> bool:
         """Creates the object that publishes a folder; returns False if others have created it."""
+        self._tried = folder
         try:
             self._folder.write(_marker(number), folder.encode(), new=True)
         except FileExistsError:  # also if the answer to the first attempt was lost
