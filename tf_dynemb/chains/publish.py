@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tf_dynemb._presence import exists, is_url, local_path, remove_tree
+from tf_dynemb._presence import exists, is_url, local_path
 from tf_dynemb.chains.snapshot_copy import copy_without_training, without_training
 from tf_dynemb.chains.thinning import ThinCopies, Thinning
 from tf_dynemb.format.manifest import Manifest
 from tf_dynemb.storage import Chain, DataLossError, Snapshot
 from tf_dynemb.storage.chain import LOSSES, read_again
-from tf_dynemb.storage.files import make_directory, replace_manifest, sync_directory
+from tf_dynemb.storage.files import replace_manifest
 from tf_dynemb.storage.local_place import (
     LocalPlace,
     list_snapshots,
-    locked,
-    remove_unpublished,
-    unpublished,
 )
 from tf_dynemb.storage.place import Place
 from tf_dynemb.storage.places import place_of
-from tf_dynemb.storage.snapshot import MANIFEST, Name, since_last_base, superseded
+from tf_dynemb.storage.snapshot import MANIFEST, Name, next_number, since_last_base, superseded
 from tf_dynemb.storage.stores import Store
 
 
@@ -132,7 +128,8 @@ def publish(
         Thinning.of(rows, where, max_rows, None).check_tables(first.manifest)
         if first.manifest.kind == "delta" and is_new:
             _check_continues(str(target), None, first.manifest, str(first))
-    with _target(target) as names:
+    with LocalPlace(target).taken():
+        names = list_snapshots(target)
         last = _last(target, names)
         thinning = Thinning.of(rows, where, max_rows, None if last is None else last.copy)
         copying = _Copying(target, source, keep, thinning, thin)
@@ -143,16 +140,6 @@ def publish(
             _remember(target / str(names[-1]), thinning)
     # A base may have replaced some of them.
     return [snapshot for snapshot in copying.published if exists(snapshot.directory)]
-
-
-@contextlib.contextmanager
-def _target(target: pathlib.Path) -> Iterator[list[Name]]:
-    """A context in which this process alone publishes at a path, with the snapshots there."""
-    make_directory(target)
-    with locked(target) as is_locked:
-        if is_locked:
-            remove_unpublished(target)
-        yield list_snapshots(target)
 
 
 def _last(target: pathlib.Path, names: Sequence[Name]) -> Manifest | None:
@@ -194,7 +181,8 @@ class _Copying:
 
     def go_on(self, names: Sequence[str]) -> None:
         """Copies the snapshots with these names that are not there; none: the source is one."""
-        here = list_snapshots(self.target)
+        place = LocalPlace(self.target)
+        here = place.names()
         last = _last(self.target, here)
         ids = [name.id for name in map(Name.parse, names) if name]
         after = _place_after(ids, here, last)
@@ -214,15 +202,18 @@ class _Copying:
             _check_continues(str(self.target), last, first, where, lambda: _base(self.target))
         for snapshot in missing:
             manifest = snapshot.manifest
-            with _publishing(self.target, manifest, self.keep) as (unfinished, directory):
-                if self._is_as_it_is(chain[0].manifest, last, manifest):
-                    copy_without_training(snapshot, unfinished)
+            with place.folder(manifest.id) as folder:
+                if self._is_same_copy(chain[0].manifest, last, manifest):
+                    copy_without_training(snapshot, folder)
                 else:
-                    copies.write(snapshot, unfinished)
-            self.published.append(Snapshot(directory))
+                    copies.write(snapshot, folder)
+                name = Name(next_number(place.names()), manifest.kind, manifest.id)
+                self.published.append(place.show(folder.name, name))
+            if manifest.kind == "base":
+                place.remove(superseded(place.names(), self.keep))
             copies.published(self.published[-1])
 
-    def _is_as_it_is(self, before: Manifest, last: Manifest | None, manifest: Manifest) -> bool:
+    def _is_same_copy(self, before: Manifest, last: Manifest | None, manifest: Manifest) -> bool:
         """Whether a snapshot is one of a copy, of which this is the same copy.
 
         Args:
@@ -248,30 +239,6 @@ def _place_after(ids: Sequence[str], names: Sequence[Name], last: Manifest | Non
     return next((place for place in range(len(ids), 0, -1) if ids[place - 1] in there), 0)
 
 
-@contextlib.contextmanager
-def _publishing(
-    target: pathlib.Path, manifest: Manifest, keep: int
-) -> Iterator[tuple[pathlib.Path, pathlib.Path]]:
-    """A context in which a snapshot is written, and after which it is published.
-
-    Yields:
-        The directory to write it to, and the one that it is published in.
-    """
-    names = list_snapshots(target)
-    number = names[-1].number + 1 if names else 1
-    directory = target / str(Name(number, manifest.kind, manifest.id))
-    unfinished = unpublished(target, manifest.id)
-    unfinished.mkdir()
-    try:
-        yield unfinished, directory
-        os.rename(unfinished, directory)
-    finally:
-        remove_tree(unfinished)
-    sync_directory(target)
-    if manifest.kind == "base":
-        LocalPlace(target).remove(superseded(list_snapshots(target), keep))
-
-
 def _upload(store: Store, source: pathlib.Path, keep: int) -> list[Snapshot]:
     """Publishes the snapshots of a local chain that a store does not have; returns them."""
     published: list[Snapshot] = []
@@ -287,8 +254,8 @@ def _upload(store: Store, source: pathlib.Path, keep: int) -> list[Snapshot]:
             base = [each for each in here if each.name in since_last_base(names)][:1]
             _check_continues(store.url, last, first, where, lambda: store.manifest(base[0]))
             _check_thin(store.url, last, first, where)
-            store.remove_lost(names[-1].number + 1 if names else 1)
-        for number, snapshot in enumerate(missing, names[-1].number + 1 if names else 1):
+            store.remove_lost(next_number(names))
+        for number, snapshot in enumerate(missing, next_number(names)):
             manifest = without_training(snapshot.manifest)
             manifest = dataclasses.replace(manifest, copy=manifest.copy or {})
             snapshot.verify(files=[file for file, _ in manifest.files_of_ranks])

@@ -71,16 +71,27 @@ class LocalPlace(Place):
     @contextlib.contextmanager
     def writing(self, kind: str, id_: str) -> Iterator[str]:
         """A context in which a snapshot is written; yields the name of its folder."""
+        with self.taken(), self.folder(id_) as folder:
+            yield folder.name
+
+    @contextlib.contextmanager
+    def taken(self) -> Iterator[None]:
+        """A context in which this process writes here, after what killed writers have left."""
         make_directory(self.path)
-        folder = unpublished(self.path, id_)
         with locked(self.path) as is_locked:
             if is_locked:
                 remove_unpublished(self.path)
-            folder.mkdir()
-            try:
-                yield folder.name
-            finally:
-                _discard(folder)
+            yield
+
+    @contextlib.contextmanager
+    def folder(self, id_: str) -> Iterator[pathlib.Path]:
+        """A context with a new folder for a snapshot, which is removed unless it is published."""
+        folder = unpublished(self.path, id_)
+        folder.mkdir()
+        try:
+            yield folder
+        finally:
+            _discard(folder)
 
     def part(self, folder: str, rank: int, checksum: crc32c.Checksum, block_bytes: int) -> Part:
         """Returns the part of a process in the snapshot that is being written."""
@@ -95,6 +106,10 @@ class LocalPlace(Place):
         """Makes the snapshot visible. From then on it survives crashes."""
         write_file(self.path / folder / MANIFEST, manifest.to_json().encode())
         sync_directory(self.path / folder)
+        return self.show(folder, name)
+
+    def show(self, folder: str, name: Name) -> Snapshot:
+        """Makes the snapshot in a folder, whose files are all written and synced, visible."""
         directory = self.path / str(name)
         os.rename(self.path / folder, directory)
         sync_directory(self.path)

@@ -16,7 +16,7 @@ from tf_dynemb.format.manifest import KINDS, MOST_AFTER, DenseFile, Manifest
 from tf_dynemb.format.table_entry import TableEntry
 from tf_dynemb.storage.part import BLOCK_BYTES, Part, check_block_bytes
 from tf_dynemb.storage.places import place_of
-from tf_dynemb.storage.snapshot import Name, Snapshot, since_last_base, superseded
+from tf_dynemb.storage.snapshot import Name, Snapshot, next_number, since_last_base, superseded
 
 
 class Publication:
@@ -181,8 +181,8 @@ class Publication:
             Manifest.from_json(text, str(self.place))
         except DataLossError as error:
             raise ValueError(f"these entries do not form a snapshot: {error}") from error
-        number = before[-1].number + 1 if before else 1
-        snapshot = self.place.publish(self.folder, Name(number, self._kind, self.id), manifest)
+        name = Name(next_number(before), self._kind, self.id)
+        snapshot = self.place.publish(self.folder, name, manifest)
         if self._kind == "base":
             with contextlib.suppress(OSError):  # it is published; the next base removes them
                 self.place.remove(superseded(self.place.names(), keep))

@@ -47,6 +47,11 @@ def since_last_base(names: list[Name]) -> list[Name]:
     return names[bases[-1] :] if bases else names
 
 
+def next_number(names: Sequence[Name]) -> int:
+    """Returns the number of the snapshot after those of a place, which are in order."""
+    return names[-1].number + 1 if names else 1
+
+
 def superseded(names: list[Name], keep: int) -> list[Name]:
     """Returns the snapshots before the last bases: before the last one, and `keep` before it."""
     bases = [place for place, name in enumerate(names) if name.kind == "base"]

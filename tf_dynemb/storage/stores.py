@@ -36,7 +36,14 @@ from tf_dynemb.format.errors import DataLossError
 from tf_dynemb.format.manifest import Manifest
 from tf_dynemb.storage.part import Part
 from tf_dynemb.storage.place import Place
-from tf_dynemb.storage.snapshot import MANIFEST, Name, Snapshot, manifest_of, since_last_base
+from tf_dynemb.storage.snapshot import (
+    MANIFEST,
+    Name,
+    Snapshot,
+    manifest_of,
+    next_number,
+    since_last_base,
+)
 from tf_dynemb.storage.store_folder import StoreFolder
 from tf_dynemb.storage.stored_part import StoredPart
 from tf_dynemb.storage.stored_snapshot import StoredSnapshot
@@ -189,8 +196,7 @@ class Store(Place):
     @contextlib.contextmanager
     def writing(self, kind: str, id_: str) -> Iterator[str]:
         """A context in which a snapshot is written; yields the name of its folder."""
-        names = self.names()
-        number = names[-1].number + 1 if names else 1
+        number = next_number(self.names())
         try:
             self.remove_lost(number)
         except OSError as error:
