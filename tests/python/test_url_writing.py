@@ -247,6 +247,31 @@ def test_two_dumps_at_once(kind):
     assert Reader(url).contains(np.array([3, 4]), "a").tolist() == [True, False]
 
 
+def test_a_store_that_is_emptied():
+    """A snapshot gets no number but the one that its folder has."""
+    trained = Trained()
+    trained.step([1])
+    url = memory_url()
+    de.dump(url, trained.tables)
+    fs, root = fsspec.core.url_to_fs(url)
+    real = Part.with_files
+
+    def late(part, tables):
+        for each in objects(url):
+            if each.startswith("00000001"):
+                fs.rm_file(f"{root}/{each}")
+        return real(part, tables)
+
+    with (
+        mock.patch.object(Part, "with_files", late),
+        pytest.raises(RuntimeError, match="another process has published"),
+    ):
+        de.dump(url, trained.tables)
+    assert place_of(url).names() == []
+    de.dump(url, trained.tables)
+    assert [name.number for name in place_of(url).names()] == [1]
+
+
 @pytest.mark.parametrize("is_there", [False, True])
 def test_an_answer_that_is_lost(is_there):
     """Of the creation of the object that publishes the snapshot, which may have been created."""

@@ -50,10 +50,10 @@ def merge(
     if not in_place and target.names():
         raise ValueError(f"{target} already contains snapshots, which a base would supersede.")
     if not in_place:
-        tables_of(Chain.open(path))  # before anything is created at OUT
+        tables_of(Chain.open(source))  # before anything is created at OUT
     # In place, no other process can publish while the lock is held.
-    with Publication(path if out is None else out, "base") as publication:
-        chain = Chain.open(path)
+    with Publication(target, "base") as publication:
+        chain = Chain.open(source)
         if in_place and not chain.deltas:
             return None
         *before, last = chain.snapshots
@@ -82,15 +82,16 @@ def rollback(path: str | os.PathLike[str], id_: str) -> Snapshot:
         RuntimeError: another process is writing at the path.
     """
     with Publication(path, "base") as publication:
-        names = Chain.names_until(path, id_)
-        everything = publication.place.names()
+        place = publication.place
+        names = Chain.names_until(place, id_)
+        everything = place.names()
         if str(everything[-1]) == names[-1]:
-            raise ValueError(f"{names[-1]} is the last snapshot at {publication.place} already.")
+            raise ValueError(f"{names[-1]} is the last snapshot at {place} already.")
         # The snapshots that followed are older than the new base, too: readers that have applied
         # them go on.
-        known = publication.place.open([str(name) for name in everything])
+        known = place.open([str(name) for name in everything])
         older = [id_ for one in known for id_ in (*one.manifest.after, *one.manifest.ids)]
-        return _publish(publication, Chain.of(path, names), older, (), _ALL)
+        return _publish(publication, Chain.of(place, names), older, (), _ALL)
 
 
 def _publish(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,7 +14,7 @@ from tf_dynemb.format.errors import DataLossError
 from tf_dynemb.format.manifest import KINDS, MOST_AFTER, DenseFile, Manifest
 from tf_dynemb.format.table_entry import TableEntry
 from tf_dynemb.storage.part import BLOCK_BYTES, Part, check_block_bytes
-from tf_dynemb.storage.places import place_of
+from tf_dynemb.storage.places import AnyPlace, place_of
 from tf_dynemb.storage.snapshot import Name, Snapshot, next_number, since_last_base, superseded
 
 
@@ -30,7 +29,7 @@ class Publication:
     Other processes can write parts of it meanwhile: `place.part(folder, rank, ...)`.
 
     Args:
-        path: the path or URL of the chain; a path is created if it does not exist.
+        path: the path, URL or place of the chain; a path is created if it does not exist.
         kind: "base" or "delta".
         checksum: a faster function that is equivalent to `crc32c.blocks`.
         block_bytes: the number of bytes that one checksum covers, at least 128.
@@ -52,7 +51,7 @@ class Publication:
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: AnyPlace,
         kind: str,
         checksum: crc32c.Checksum = crc32c.blocks,
         block_bytes: int = BLOCK_BYTES,
@@ -206,7 +205,7 @@ class Publication:
                 )
 
 
-def prune(path: str | os.PathLike[str], keep: int = 0) -> list[Name]:
+def prune(path: AnyPlace, keep: int = 0) -> list[Name]:
     """Removes the superseded snapshots at a path, except the snapshots of the last `keep` bases.
 
     Returns:

@@ -182,6 +182,7 @@ class Snapshot:
                 the offset.
         """
         files = self.files if files is None else files
+        self._expect(files)
         total = sum(file.bytes for file in files)
         done = 0
         for file in files:
@@ -189,6 +190,9 @@ class Snapshot:
                 done += part.size
                 if progress:
                     progress(done, total)
+
+    def _expect(self, files: Sequence[ColumnFile]) -> None:
+        """Notes that files will be read, one after the other."""
 
     def read(
         self, file: ColumnFile, checksum: crc32c.Checksum = crc32c.blocks

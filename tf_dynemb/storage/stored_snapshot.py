@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from tf_dynemb.format import crc32c, npy, safetensors
+from tf_dynemb.format import npy, safetensors
 from tf_dynemb.format.errors import DataLossError
 from tf_dynemb.format.manifest import DenseFile, Manifest
 from tf_dynemb.format.table_entry import ColumnFile
@@ -61,16 +61,6 @@ class StoredSnapshot(Snapshot):
     def __str__(self) -> str:
         return self._url
 
-    def verify(
-        self,
-        checksum: crc32c.Checksum = crc32c.blocks,
-        progress: Callable[[int, int], None] | None = None,
-        files: Sequence[ColumnFile] | None = None,
-    ) -> None:
-        """As of `Snapshot`."""
-        self._files.fetch(self.files if files is None else files)
-        super().verify(checksum, progress, files)
-
     def parts(self, file: ColumnFile) -> Iterator[npt.NDArray[np.uint8]]:
         """As of `Snapshot`."""
         self._check_size(file)
@@ -90,6 +80,9 @@ class StoredSnapshot(Snapshot):
     def size(self, file: ColumnFile) -> int | None:
         """As of `Snapshot`."""
         return self._files.size(file.file)
+
+    def _expect(self, files: Sequence[ColumnFile]) -> None:
+        self._files.fetch(files)
 
     def _map(
         self, file: ColumnFile, dtype: np.dtype[Any], shape: tuple[int, ...]

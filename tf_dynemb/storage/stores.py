@@ -10,7 +10,7 @@ the other is told. Readers take only snapshots that are published, so they never
 Each attempt to write a snapshot makes a new directory, NUMBER-KIND-ID.TOKEN, so that no file of a
 published snapshot is ever written again, and no other program's files are: nothing else makes such
 names. A directory whose number, or a later one, was published by others is what a writer has
-left that failed. The next writer removes it.
+left that failed. A later writer removes it.
 
 Readers read the ranges of the files that they need. Writers send columns whose number of rows is
 known while they are written, and other files, such as those of keys and their index, from a
@@ -90,6 +90,8 @@ class Store(Place):
             raise ValueError(f"{url!r} must be the URL of the store itself.")
         self.url = f"{scheme.lower()}://{rest.rstrip('/')}"
         self._known: dict[str, Stored] = {}  # by the name of the snapshot
+        # Of the last listing: the numbers that were published, and all directories by number.
+        self._listed: tuple[set[int], dict[int, list[Stored]]] = (set(), {})
         self._tried = ""  # the folder that was to be published last
         extra = _EXTRAS.get(scheme.lower())
         try:
@@ -271,8 +273,8 @@ class Store(Place):
             self.folder(stored.directory).remove()
 
     def remove_lost(self, number: int) -> None:
-        """Removes directories of lower numbers that can never be published any more."""
-        published, directories = self._list()
+        """Removes the listed directories of lower numbers, which cannot be published any more."""
+        published, directories = self._listed
         for other, here in directories.items():
             if other >= number or (other in published and len(here) == 1):
                 continue
@@ -298,7 +300,8 @@ class Store(Place):
                 directories.setdefault(name.number, []).append(Stored(text, name))
             elif not is_folder and _NUMBER.fullmatch(text):
                 published.add(int(text))
-        return published, directories
+        self._listed = published, directories
+        return self._listed
 
 
 def _marker(number: int) -> str:
