@@ -74,7 +74,7 @@ class Publish(keras.callbacks.Callback):  # type: ignore[misc]
     {'fit': {'epoch': 1, 'batch': 0}}
 
     Args:
-        path: the path of the chain, as for `dump`. All ranks must share its file system.
+        path: the path or URL of the chain, as for `dump`.
         every: when to publish: "epoch", at the end of each; a number of batches; or a
             `datetime.timedelta`, at the first end of a batch after that time.
         base_every: when to write a base instead of a delta, in the same ways. None: only when a

@@ -25,8 +25,8 @@ def merge(
     kept in memory.
 
     Args:
-        path: the path of the chain; all of it is verified first.
-        out: the path of the new base, a directory without snapshots. None: `path` itself, whose
+        path: the path or URL of the chain; all of it is verified first.
+        out: the path or URL of the new base, without snapshots. None: `path` itself, whose
             snapshots the new base then supersedes.
         keep: in place, the number of superseded bases that stay, with their deltas.
 

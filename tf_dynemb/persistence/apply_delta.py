@@ -54,7 +54,7 @@ def apply_delta(
     with `load`.
 
     Args:
-        path: a chain, a directory of deltas, or one delta.
+        path: a chain, a directory of deltas, or one delta; or the URL of a chain or of deltas.
         variables: as in `load`.
         optimizer: if given, the state of the rows, the number of steps and the scalar variables are
             also loaded if they are this optimizer's.

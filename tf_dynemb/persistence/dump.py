@@ -61,7 +61,8 @@ def dump(
     ranks names the rank.
 
     Args:
-        path: a directory, created if it does not exist. All ranks must share its file system.
+        path: a directory, created if it does not exist, whose file system all ranks share; or the
+            URL of a store, such as `s3://bucket/chain` (docs/stores.md).
         variables: one `DynamicVariable` or `tf_dynemb.Variable`, a sequence of them (their names
             are the tables' names on disk and must differ), or a dict of names and variables, such
             as `named_tables(model)`. A Keras model or layer, or a `tf.Module`, means all of its

@@ -64,7 +64,7 @@ def load(
     have got in the table that was dumped.
 
     Args:
-        path: a chain, or one base. All ranks must share its file system.
+        path: a chain, or one base, on a file system that all ranks share; or the URL of a chain.
         variables: the tables to load, as in `dump`. A dict gives their names on disk. Other tables
             on disk are ignored.
         optimizer: if given, its state in the rows, its number of steps and its scalar variables,

@@ -52,6 +52,7 @@ class StoredPart(Part):
     def with_files(self, tables: Sequence[TableEntry]) -> tuple[TableEntry, ...]:
         """Sends all files that were not sent yet; see `Part`."""
         entries = super().with_files(tables)
+        # Rank 0 calls this again for the files of all ranks, after it has abandoned its own.
         files = sorted(os.listdir(self._directory)) if is_directory(self._directory) else []
         self._folder.put(self._directory, files)
         return entries
