@@ -210,7 +210,7 @@ def test_a_fit_after_one_that_failed_begins_with_its_own_first_epoch(tmp_path):
 
 @pytest.mark.slow
 def test_a_process_killed_at_random_moments(tmp_path, path_or_s3):
-    times = int(os.environ.get("PUBLISH_KILLS", "6"))
+    times = int(os.environ.get("PUBLISH_KILLS", "8"))
     path, limit = tmp_path / "kills", 200 + 10 * times
     url = [] if path_or_s3 is None else [path_or_s3]
     counts = run_script("publish_process.py", "kill", path, times, 1, *url, timeout=limit)
