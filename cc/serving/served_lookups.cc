@@ -1,5 +1,6 @@
 #include "cc/serving/served_lookups.h"
 
+#include <chrono>
 #include <vector>
 
 #include "cc/lookup/bag_combiner.h"
@@ -16,6 +17,7 @@ const ServedTable& TableOf(const Table* table) { return *static_cast<const Serve
 template <class K, int64_t kDim>
 DYNEMB_CLONES void PoolBags(const PoolTask& task, const ServedTable& table, size_t begin,
                             size_t end) {
+  const auto began = std::chrono::steady_clock::now();
   const auto* const keys = static_cast<const K*>(task.keys);
   const Bags& bags = *task.bags;
   const RowLayout& layout = table.layout();
@@ -43,7 +45,7 @@ DYNEMB_CLONES void PoolBags(const PoolTask& task, const ServedTable& table, size
     table.ForEach<K>([keys](size_t i) { return keys[i]; }, first, last, true, visit);
   }
   combine.Finish(end);
-  table.Count(hits, misses);
+  table.Count(hits, misses, began);
 }
 
 void PoolRange(const PoolTask& task, size_t begin, size_t end) {

@@ -380,6 +380,14 @@ Status ServedModel::ApplyChain(Exec& exec, const std::vector<std::string>& direc
 Status ServedModel::Apply(Exec& exec, const std::string& path, uint64_t* count) {
   *count = 0;
   std::lock_guard<std::mutex> applying(applying_);
+  Status status = ApplyAt(exec, path, count);
+  applied_ += *count;
+  if (!status.ok() && status.message() != last_error_.message()) ++refused_;
+  last_error_ = status;
+  return status;
+}
+
+Status ServedModel::ApplyAt(Exec& exec, const std::string& path, uint64_t* count) {
   for (int attempt = 1;; ++attempt) {
     const std::shared_ptr<const ServedState> now = state();
     const std::string from = now == nullptr ? std::string() : now->last.directory;

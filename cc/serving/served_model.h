@@ -31,6 +31,7 @@
 
 #include <sys/types.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <deque>
@@ -95,6 +96,11 @@ class ServedModel {
   // FailedPrecondition a base of other tables, and a snapshot of a model of another structure.
   Status Apply(Exec& exec, const std::string& path, uint64_t* count);
 
+  // How many snapshots were applied, and how many errors Apply has returned; the same error again,
+  // as of each poll, is one.
+  uint64_t applied() const { return applied_.load(std::memory_order_relaxed); }
+  uint64_t refused() const { return refused_.load(std::memory_order_relaxed); }
+
   // The error of the last poll of the path that the model follows; ok if there is none.
   Status follow_error() const;
 
@@ -126,6 +132,7 @@ class ServedModel {
   // Sets *next to the state after a delta; to `now`, if that has its changes. `now` may be null.
   Status AfterDelta(Exec& exec, const std::shared_ptr<const ServedState>& now, Manifest delta,
                     const Lineage& lineage, std::shared_ptr<const ServedState>* next) const;
+  Status ApplyAt(Exec& exec, const std::string& path, uint64_t* count);
   // Applies the chain of these directories.
   Status ApplyChain(Exec& exec, const std::vector<std::string>& directories, uint64_t* count);
   // Makes `next` the state, with a table for each that is attached, and with dense weights.
@@ -139,11 +146,13 @@ class ServedModel {
   void Forget(std::chrono::steady_clock::time_point time, std::vector<Used>* forgotten);
 
   const Descriptor options_;
+  std::atomic<uint64_t> applied_{0}, refused_{0};
   const pid_t pid_;  // of the process that has the thread
   std::mutex applying_;
   // Under applying_:
   std::vector<std::shared_ptr<ServedTable>> attached_;  // without rows; null: detached
   Lineage lineage_;                                     // of the state
+  Status last_error_;                                   // of Apply; ok if the last call was
   std::thread thread_;                                  // started on demand
 
   mutable std::mutex mutex_;  // of the members below

@@ -124,7 +124,10 @@ void ServedTable::ReadVector(Place place, void* vector) const {
   }
 }
 
-void ServedTable::Count(uint64_t hits, uint64_t misses) const {
+void ServedTable::Count(uint64_t hits, uint64_t misses,
+                        std::chrono::steady_clock::time_point began) const {
+  const std::chrono::nanoseconds took = std::chrono::steady_clock::now() - began;
+  counters_->lookup_ns.fetch_add(static_cast<uint64_t>(took.count()), std::memory_order_relaxed);
   counters_->hits.fetch_add(hits, std::memory_order_relaxed);
   counters_->misses.fetch_add(misses, std::memory_order_relaxed);
 }
@@ -156,6 +159,7 @@ void ServedTable::Lookup(Exec& exec, KeySpan keys, Tick, const void* default_vec
   WithKeys(keys, [&](const auto* k) {
     using K = std::decay_t<decltype(*k)>;
     exec.ParallelFor(keys.size(), kGrain, [&](size_t begin, size_t end) {
+      const auto began = std::chrono::steady_clock::now();
       uint64_t misses = 0;
       ForEach<K>([k](size_t i) { return k[i]; }, begin, end, true,
                  [&](size_t i, K key, Place place) {
@@ -174,7 +178,7 @@ void ServedTable::Lookup(Exec& exec, KeySpan keys, Tick, const void* default_vec
                      rows[i] = absent_row_;
                    }
                  });
-      Count(end - begin - misses, misses);
+      Count(end - begin - misses, misses, began);
     });
   });
 }

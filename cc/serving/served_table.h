@@ -10,6 +10,7 @@
 #define DYNEMB_SERVING_SERVED_TABLE_H_
 
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <memory>
 #include <vector>
@@ -39,6 +40,7 @@ class ServedTable final : public ReadOnlyTable {
   // Numbers of all states of a table together.
   struct Counters {
     std::atomic<uint64_t> hits{0}, misses{0};
+    std::atomic<uint64_t> lookup_ns{0};  // of all threads together
   };
 
   // InvalidArgument names the option and its value.
@@ -73,7 +75,9 @@ class ServedTable final : public ReadOnlyTable {
   void AbsentVector(uint64_t key, void* vector) const;
   // The vector of a key that has a row, in the table's dtype.
   void ReadVector(Place place, void* vector) const;
-  void Count(uint64_t hits, uint64_t misses) const;
+  // Counts keys that were looked up since `began`.
+  void Count(uint64_t hits, uint64_t misses, std::chrono::steady_clock::time_point began) const;
+  uint64_t lookup_ns() const { return counters_->lookup_ns.load(std::memory_order_relaxed); }
 
  private:
   ServedTable() = default;

@@ -143,6 +143,35 @@ class ServedStateOp : public DynembOp {
   }
 };
 
+class ServedStatsOp : public DynembOp {
+ public:
+  using DynembOp::DynembOp;
+
+ protected:
+  absl::Status Run(tf::OpKernelContext* ctx) override {
+    TableRef ref;
+    ServedResource* served;
+    std::shared_ptr<ServedModel> model;
+    size_t number;
+    TF_RETURN_IF_ERROR(GetServed(ctx, &ref, &served));
+    TF_RETURN_IF_ERROR(served->Get(&model, &number));
+    const std::pair<const char*, uint64_t> entries[] = {
+        {"lookup_ns", model->state()->tables[number]->lookup_ns()},
+        {"snapshots_applied", model->applied()},
+        {"snapshots_refused", model->refused()},
+    };
+    tf::tstring* names;
+    int64_t* values;
+    TF_RETURN_IF_ERROR(Output(ctx, 0, {std::size(entries)}, &names));
+    TF_RETURN_IF_ERROR(Output(ctx, 1, {std::size(entries)}, &values));
+    for (const auto& [name, value] : entries) {
+      *names++ = name;
+      *values++ = static_cast<int64_t>(value);
+    }
+    return absl::OkStatus();
+  }
+};
+
 // The memory of a weight, as the memory of a tensor. No operator may reuse it for its output.
 class WeightBuffer final : public tf::TensorBuffer {
  public:
@@ -236,6 +265,7 @@ REGISTER("DynembServedTable", ServedTableOp);
 REGISTER("DynembOpenServedTable", OpenServedTableOp);
 REGISTER("DynembApplySnapshots", ApplySnapshotsOp);
 REGISTER("DynembServedState", ServedStateOp);
+REGISTER("DynembServedStats", ServedStatsOp);
 REGISTER("DynembServedWeights", ServedWeightsOp);
 #undef REGISTER
 

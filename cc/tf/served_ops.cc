@@ -53,6 +53,17 @@ REGISTER_OP("DynembServedState")
       return absl::OkStatus();
     });
 
+REGISTER_OP("DynembServedStats")
+    .Input("handle: resource")
+    .Output("names: string")
+    .Output("values: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      TF_RETURN_IF_ERROR(Scalar(c, 0));
+      for (int i = 0; i < 2; ++i) c->set_output(i, c->Vector(3));
+      return absl::OkStatus();
+    });
+
 REGISTER_OP("DynembServedWeights")
     .Input("handle: resource")
     .Output("weights: dtypes")

@@ -137,6 +137,7 @@ def calls_of_one_table():
             also=[({"handle": None}, [[]]), ({"path": None}, [[]])],
         ),
         Call("served_state", served, [[]] * 4),
+        Call("served_stats", served, [[3]] * 2),
         Call(
             "served_weights", served, [[2, DIM]],
             {"names": ["w"], "dtypes": [f32], "shapes": [[2, DIM]]},

@@ -371,6 +371,7 @@ def test_gpu_kernels_declare_their_arguments_in_host_memory():
         "DynembOpenServedTable",
         "DynembApplySnapshots",
         "DynembServedState",
+        "DynembServedStats",
         "DynembServedWeights",
     }
     # TensorFlow 2.18 and 2.19 lack headers for exchanges on GPUs (cc/tf/ranks/on_gpu.h).
