@@ -1,4 +1,4 @@
-"""Sends requests to `server.py` from several connections, and checks every answer."""
+"""Sends requests to a server from several connections, and checks every answer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Answer(NamedTuple):
     seconds: float
     pairs: list[int]  # their numbers in the probe
     scores: list[float]
-    watermark: dict[str, Any]
+    watermark: str  # the id of its snapshot
     is_older: bool  # than an answer that came before the request was sent
 
 
@@ -77,23 +77,23 @@ class Load:
         while True:
             pairs = rng.integers(0, len(self._users), rng.integers(1, MOST_PAIRS + 1)).tolist()
             request = {
-                "users": [self._users[i] for i in pairs],
-                "items": [self._items[i] for i in pairs],
+                "users": [[self._users[i]] for i in pairs],
+                "items": [[self._items[i]] for i in pairs],
             }
             newest, began = self._newest, time.perf_counter()
-            response = await client.post("/score", json=request)
+            response = await client.post("/v1/models/ctr:predict", json={"inputs": request})
             seconds = time.perf_counter() - began
             response.raise_for_status()
-            answer = response.json()
-            tick = answer["watermark"]["tick"]
+            scores = [row[0] for row in response.json()["outputs"]]
+            tick = int(response.headers["x-watermark"])
             self._newest = max(self._newest, tick)
             answers.append(
                 Answer(
                     time.time(),
                     seconds,
                     pairs,
-                    answer["scores"],
-                    answer["watermark"],
+                    scores,
+                    response.headers["x-watermark-id"],
                     tick < newest,
                 )
             )
@@ -113,25 +113,21 @@ class Load:
             for line in lines
         }
         wrong = sum(
-            each.watermark["id"] not in probes
-            or not np.allclose(
-                each.scores, probes[each.watermark["id"]].scores[each.pairs], 0, TOLERANCE
-            )
+            each.watermark not in probes
+            or not np.allclose(each.scores, probes[each.watermark].scores[each.pairs], 0, TOLERANCE)
             for each in answers
         )
         order = {id_: number for number, id_ in enumerate(probes)}
         fresh = []
         for id_, probe in list(probes.items())[1:]:
-            seen = [
-                each.time for each in answers if order.get(each.watermark["id"], -1) >= order[id_]
-            ]
+            seen = [each.time for each in answers if order.get(each.watermark, -1) >= order[id_]]
             if seen:
                 fresh.append(max(0.0, min(seen) - probe.published))
         scores = np.stack([probe.scores for probe in probes.values()])
         return {
             "wrong": wrong,
             "older": sum(each.is_older for each in answers),
-            "snapshots": len({each.watermark["id"] for each in answers}),
+            "snapshots": len({each.watermark for each in answers}),
             "fresh": fresh,
             "change": float(np.abs(np.diff(scores, axis=0)).max(1).min()) if len(scores) > 1 else 0,
         }

@@ -1,4 +1,4 @@
-"""The model that `trainer.py` trains and `server.py` serves, and the clicks that it learns from."""
+"""The model that `trainer.py` trains and a server serves, and the clicks that it learns from."""
 
 from __future__ import annotations
 

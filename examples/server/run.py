@@ -1,5 +1,7 @@
 """Starts a trainer, a server that follows it and a load test, and prints what the load test finds.
 
+The server is `python -m tf_dynemb.serve`, as in production.
+
     make serve-example
 
 Requests are sent before the trainer publishes deltas, while it does, and after it. Every answer is
@@ -30,10 +32,10 @@ START_SECONDS = 180
 
 
 class Process:
-    """A script of this folder that runs until the end of the `with`."""
+    """A Python program that runs until the end of the `with`."""
 
-    def __init__(self, script: str, *arguments: object) -> None:
-        self._command = [sys.executable, str(HERE / script), *map(str, arguments)]
+    def __init__(self, *command: object) -> None:
+        self._command = [sys.executable, *map(str, command)]
 
     def __enter__(self) -> subprocess.Popen[str]:
         self._process = subprocess.Popen(
@@ -55,11 +57,11 @@ def expect(process: subprocess.Popen[str], word: str) -> None:
 
 
 def wait_until_ready(url: str, server: subprocess.Popen[str]) -> None:
-    """Waits until the server's readiness is 200."""
+    """Waits until the server is ready."""
     deadline = time.monotonic() + START_SECONDS
     while True:
         try:
-            with urllib.request.urlopen(f"{url}/ready", timeout=5):
+            with urllib.request.urlopen(f"{url}/v2/health/ready", timeout=5):
                 return
         except (urllib.error.URLError, ConnectionError) as error:
             if server.poll() is not None or time.monotonic() > deadline:
@@ -77,12 +79,13 @@ def free_port() -> int:
 def run(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Runs everything; returns the figures of the three phases and the result of the check."""
     trained = ["--users", options.users, "--pause", options.pause, "--steps", options.steps]
-    with Process("trainer.py", folder, *trained, "--warm-up", options.warm_up) as trainer:
+    with Process(HERE / "trainer.py", folder, *trained, "--warm-up", options.warm_up) as trainer:
         assert trainer.stdin is not None
         expect(trainer, "exported")
         port = options.port or free_port()
         url = f"http://127.0.0.1:{port}"
-        with Process("server.py", folder / MODEL, "--port", port) as server:
+        served = [f"--model=ctr={folder / MODEL}", f"--http-port={port}", "--grpc-port=-1"]
+        with Process("-m", "tf_dynemb.serve", *served, "--drain-seconds=0") as server:
             wait_until_ready(url, server)
             load = Load(url, folder, options.connections)
             answers: list[Answer] = []

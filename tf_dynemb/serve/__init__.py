@@ -1,0 +1,36 @@
+"""A server of exported models: `python -m tf_dynemb.serve`, on KServe's Python runtime.
+
+    python -m tf_dynemb.serve --model ctr=PATH
+
+It answers KServe's protocols V1 (TensorFlow Serving's REST) and V2 (Open Inference Protocol, REST
+and gRPC), over KServe's data plane, messages and model interface. docs/serving.md is the guide.
+
+    rest, rpc          the protocols, their limits and errors
+      └─> dataplane    the models of the server, by name
+            └─> model      versions, snapshots that it follows; requests become answers
+                  ├─> v1, v2     the bodies of requests and answers
+                  ├─> sources    where versions appear
+                  └─> batches    requests that wait together, and the threads that answer them
+                        └─> loaded_model   a SavedModel, called with arrays
+                              └─> inputs   values of inputs: read, checked, joined
+
+All of it runs on the thread of one event loop, except calls of models, and what loads them.
+
+May import: `_ops`, `_presence`, `_version`, `chains`, `storage`, `variables`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+# KServe reads the command line of the process when it is imported.
+_arguments, sys.argv = sys.argv, sys.argv[:1]
+try:
+    importlib.import_module("kserve")
+except ImportError as error:
+    raise ImportError(
+        f"{error}. The server needs more packages: pip install 'tf_dynemb[serve]'."
+    ) from error
+finally:
+    sys.argv = _arguments

@@ -1,0 +1,213 @@
+"""The process: its ports, its models, and its end."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import concurrent.futures
+import contextlib
+import logging
+import pathlib
+import signal
+import socket
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+import uvicorn
+from prometheus_client import REGISTRY
+
+from tf_dynemb.serve import metrics
+from tf_dynemb.serve.admission import Admission
+from tf_dynemb.serve.dataplane import DataPlane, Repository
+from tf_dynemb.serve.model import Limits, Model
+from tf_dynemb.serve.rest import App
+from tf_dynemb.serve.rpc import create_server
+
+LOG = logging.getLogger("tf_dynemb.serve")
+# After the drain: for requests that are still being answered.
+_GRACE_SECONDS = 30
+
+
+class ServerError(Exception):
+    """The server cannot start."""
+
+
+async def serve(
+    options: argparse.Namespace, started: Callable[[str, str | None], None] | None = None
+) -> None:
+    """Serves until SIGTERM or SIGINT.
+
+    At one of these signals the server stops to be ready, and answers for `drain_seconds` more, in
+    which load balancers find other servers. It then accepts no connections, answers the requests
+    that it has, and returns.
+
+    Args:
+        options: as `tf_dynemb.serve.options.parse` returns them.
+        started: is called with the URL of REST and the address of gRPC (None: there is none) when
+            all models answer.
+
+    Raises:
+        ServerError: a port, a certificate or a token cannot be used, or a model not be loaded.
+    """
+    ended, draining = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ended.set)
+    with contextlib.ExitStack() as stack:
+        cache = options.cache
+        if cache is None:
+            folder = tempfile.TemporaryDirectory(prefix="tf_dynemb_serve_")
+            cache = pathlib.Path(stack.enter_context(folder))
+        pool = concurrent.futures.ThreadPoolExecutor(options.threads, "call")
+        stack.callback(pool.shutdown, wait=False)
+        models = _models(options, cache, pool)
+        repository = Repository(models, options.model_control)
+        dataplane = DataPlane(repository, draining.is_set)
+        admission = Admission(options.max_requests, _token(options.token_file))
+        collector = metrics.ModelsCollector(repository.models)
+        REGISTRY.register(collector)
+        stack.callback(REGISTRY.unregister, collector)
+        limits = options.max_request_bytes, options.timeout_seconds
+        app = App(repository, dataplane, admission, *limits)
+        http, url = _http(options, app)
+        rpc, address = None, None
+        if options.grpc_port >= 0:
+            rpc = create_server(repository, dataplane, admission, options.max_request_bytes)
+            address = _listen(rpc, options)
+            await rpc.start()
+        listening = loop.create_task(http())
+        try:
+            for model in models:
+                await model.refresh()
+                if model.loaded is None:
+                    why = "; ".join(model.failures.values()) or "there is no SavedModel"
+                    raise ServerError(f"model {model.name!r} cannot be loaded: {why}")
+            polls = [loop.create_task(_poll(model, options.poll_seconds)) for model in models]
+            LOG.info("REST on %s, gRPC on %s", url, address)
+            if started is not None:
+                started(url, address)
+            await ended.wait()
+            LOG.info("draining for %g s", options.drain_seconds)
+            draining.set()
+            await asyncio.sleep(max(options.drain_seconds, 0))
+            for poll in polls:
+                poll.cancel()
+        finally:
+            if rpc is not None:
+                await rpc.stop(_GRACE_SECONDS)
+            http.end()
+            await listening
+            for model in models:
+                await model.close()
+    LOG.info("ended")
+
+
+class _Http:
+    """The HTTP server, with a socket that is bound already."""
+
+    def __init__(self, app: Any, listener: socket.socket, options: argparse.Namespace) -> None:
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            lifespan="off",
+            server_header=False,
+            timeout_keep_alive=65,  # longer than that of load balancers
+            timeout_graceful_shutdown=_GRACE_SECONDS,
+            limit_concurrency=max(1024, 4 * options.max_requests),  # connections
+            ssl_certfile=options.tls_cert,
+            ssl_keyfile=options.tls_key,
+        )
+        config.load()
+        self._server = _Server(config)
+        self._listener = listener
+
+    async def __call__(self) -> None:
+        await self._server.serve(sockets=[self._listener])
+
+    def end(self) -> None:
+        """Ends the server after the requests that it has."""
+        self._server.should_exit = True
+
+
+class _Server(uvicorn.Server):
+    """A server that leaves signals to `serve`."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Captures none."""
+        yield
+
+
+def _models(
+    options: argparse.Namespace, cache: pathlib.Path, pool: concurrent.futures.Executor
+) -> list[Model]:
+    follow = dict(options.follow)
+    limits = Limits(options.max_rows, options.max_elements, options.timeout_seconds)
+    joins = {"auto": None, "on": True, "off": False}[options.batching]
+    return [
+        Model(name, place, cache, pool, options.threads, limits, follow.get(name), joins)
+        for name, place in options.model
+    ]
+
+
+def _token(file: str | None) -> str | None:
+    if file is None:
+        return None
+    try:
+        token = pathlib.Path(file).read_text().strip()
+    except OSError as error:
+        raise ServerError(f"--token-file: {error}") from error
+    if not token:
+        raise ServerError(f"--token-file: {file} is empty")
+    return token
+
+
+def _http(options: argparse.Namespace, app: Any) -> tuple[_Http, str]:
+    """Returns the HTTP server and its URL."""
+    host, port = options.host, options.http_port
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        # Not create_server, whose sockets say no protocol: asyncio then lets TCP delay answers.
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(2048)
+    except (OSError, OverflowError) as error:
+        raise ServerError(f"cannot listen on {host}:{port}: {error}") from error
+    try:
+        server = _Http(app, listener, options)
+    except OSError as error:
+        listener.close()
+        raise ServerError(f"--tls-cert, --tls-key: {error}") from error
+    scheme = "https" if options.tls_cert else "http"
+    shown = f"[{host}]" if ":" in host else host
+    return server, f"{scheme}://{shown}:{listener.getsockname()[1]}"
+
+
+def _listen(server: grpc.aio.Server, options: argparse.Namespace) -> str:
+    """Opens the port of gRPC; returns its address."""
+    host = f"[{options.host}]" if ":" in options.host else options.host
+    address = f"{host}:{options.grpc_port}"
+    try:
+        if options.tls_cert:
+            key, cert = (pathlib.Path(f).read_bytes() for f in (options.tls_key, options.tls_cert))
+            credentials = grpc.ssl_server_credentials([(key, cert)])
+            port = server.add_secure_port(address, credentials)
+        else:
+            port = server.add_insecure_port(address)
+    except (OSError, RuntimeError) as error:
+        raise ServerError(f"cannot listen on {address}: {error}") from error
+    return f"{host}:{port}"
+
+
+async def _poll(model: Model, seconds: float) -> None:
+    while True:
+        await asyncio.sleep(seconds)
+        try:
+            await model.refresh()
+        except Exception:  # of no version or snapshot, which are reported
+            LOG.exception("model %s", model.name)
