@@ -67,6 +67,7 @@ def test_tables_in_files(tmp_path):
     numbers, total = item_logs(history), table.stats()
     assert numbers["file_rows"][-1] == total["file_rows"] > 1800
     assert numbers["file_bytes"][-1] == total["file_bytes"] > 0
+    assert 0 < numbers["load"][-1] <= 1  # rows in files have no slots
     for name in ("file_hits", "file_rows_written", "file_bytes_read", "file_reads"):
         assert min(numbers[name]) > 0
         assert sum(numbers[name]) == total[name]

@@ -196,7 +196,10 @@ def _numbers(now: Counter[str], since: Counter[str], in_files: Counter[str]) -> 
         since: those since the last report.
         in_files: those since the last report, of tables with files only; empty: there is none.
     """
-    numbers: dict[str, float] = {"size": now["size"], "load": now["size"] / max(1, now["slots"])}
+    numbers: dict[str, float] = {
+        "size": now["size"],
+        "load": (now["size"] - now["file_rows"]) / max(1, now["slots"]),
+    }
     if asked := since["hits"] + since["misses"]:
         numbers["hit_rate"] = since["hits"] / asked
     numbers |= {name: since[name] for name in _COUNTS}
