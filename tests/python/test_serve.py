@@ -7,6 +7,9 @@ import contextlib
 import importlib.util
 import json
 import pathlib
+import re
+import shlex
+import shutil
 import signal
 import ssl
 import subprocess
@@ -16,11 +19,14 @@ import time
 import certificates
 import grpc
 import httpx
+import keras
 import numpy as np
 import pytest
 from serve_helpers import TAGS, USERS, Server, build, change, export, scores
 
 import tf_dynemb as de
+from tf_dynemb.serve.__main__ import main
+from tf_dynemb.serve.options import parse
 
 if importlib.util.find_spec("kserve") is None:
     pytest.skip("needs the extra `serve`", allow_module_level=True)
@@ -546,6 +552,20 @@ def test_tls(folder, tmp_path):
                     assert not answers
 
 
+def test_a_directory_for_copies(folder, tmp_path):
+    left = tmp_path / "cache/models/ctr/1-0123"
+    left.mkdir(parents=True)
+    options = [f"--model=ctr={folder}/models", f"--cache={tmp_path}/cache"]
+    with Server(*options) as server:
+        assert not left.exists()
+        with Server(*options) as other:
+            assert other.url is None
+        assert "another server uses" in "".join(other.lines)
+        assert server.end() == 0
+    with Server(*options) as server:
+        assert server.url
+
+
 def test_the_end_of_a_server(folder):
     """SIGTERM: not ready, still answering, then requests end and the process does."""
     with Server(f"--model=ctr={folder}/models", "--drain-seconds=1") as server:
@@ -568,11 +588,6 @@ def test_the_end_of_a_server(folder):
             ["--model=ctr={folder}/models", "--tls-cert={folder}/x", "--tls-key={folder}/x"],
             "--tls-cert",
         ),
-        (["--model=ctr"], "is not NAME=PATH"),
-        (["--model=a=x", "--model=a=y"], "is there twice"),
-        (["--model=a=x", "--follow=b=y"], "no --model of this name"),
-        (["--model=a=x", "--threads=0"], "is not above 0"),
-        (["--model=a=x", "--tls-cert=y"], "pass both"),
     ],
 )
 def test_servers_that_do_not_start(folder, server, arguments, message):
@@ -585,3 +600,50 @@ def test_servers_that_do_not_start(folder, server, arguments, message):
         assert failed.process.returncode in (1, 2)
     assert message in "".join(failed.lines)
     assert "Traceback" not in "".join(failed.lines)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "--model"),
+        (["--model=ctr"], "is not NAME=PATH"),
+        (["--model=a/b=x"], "is not NAME=PATH"),
+        (["--model=a=x", "--model=a=y"], "is there twice"),
+        (["--model=a=x", "--follow=b=y"], "no --model of this name"),
+        (["--model=a=x", "--threads=0"], "is not above 0"),
+        (["--model=a=x", "--max-rows=x"], "invalid"),
+        (["--model=a=x", "--tls-cert=y"], "pass both"),
+    ],
+)
+def test_wrong_command_lines(capsys, arguments, message):
+    with pytest.raises(SystemExit) as ended:
+        parse(arguments)
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_without_the_extra(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "uvloop", None)
+    monkeypatch.setattr(sys, "argv", ["serve", "--model=ctr=x"])
+    assert main() == 1
+    assert "pip install 'tf_dynemb[serve]'" in capsys.readouterr().err
+
+
+def test_commands_of_the_documentation(tmp_path):
+    """The curl commands of docs/server.md are answered."""
+    documents = pathlib.Path(__file__).parents[2] / "docs"
+    if not documents.is_dir() or shutil.which("curl") is None:
+        pytest.skip("needs docs/ and curl")
+    users, items = (keras.Input([1], dtype="int64", name=name) for name in ("users", "items"))
+    table = de.layers.Embedding(4, combiner="sum", name="table")
+    both = keras.layers.Concatenate()([table(users), table(items)])
+    export(keras.Model([users, items], keras.layers.Dense(1)(both)), tmp_path)
+    text = (documents / "server.md").read_text()
+    commands = re.findall(r"^    (curl .+)$", text, re.MULTILINE)
+    assert len(commands) == 7
+    with Server(f"--model=ctr={tmp_path}/models") as server:
+        for command in commands:
+            asked = command.replace("localhost:8080", server.url).replace("curl -s", "curl -sf")
+            done = subprocess.run(shlex.split(asked), capture_output=True, text=True, timeout=60)
+            assert done.returncode == 0, command
+            assert done.stdout

@@ -18,19 +18,3 @@ All of it runs on the thread of one event loop, except calls of models, and what
 
 May import: `_ops`, `_presence`, `_version`, `chains`, `storage`, `variables`.
 """
-
-from __future__ import annotations
-
-import importlib
-import sys
-
-# KServe reads the command line of the process when it is imported.
-_arguments, sys.argv = sys.argv, sys.argv[:1]
-try:
-    importlib.import_module("kserve")
-except ImportError as error:
-    raise ImportError(
-        f"{error}. The server needs more packages: pip install 'tf_dynemb[serve]'."
-    ) from error
-finally:
-    sys.argv = _arguments

@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Sequence
-
-import uvloop
 
 from tf_dynemb.serve.options import parse
-from tf_dynemb.serve.server import ServerError, serve
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Serves until a signal; returns the exit code: 1 if the server could not start."""
-    options = parse(arguments)
+    options = parse()  # before the imports, which take seconds
+    sys.argv = sys.argv[:1]  # KServe reads the command line of the process when it is imported
+    try:
+        import uvloop
+
+        from tf_dynemb.serve.server import ServerError, serve
+    except ImportError as error:
+        print(f"error: {error}: pip install 'tf_dynemb[serve]'", file=sys.stderr)
+        return 1
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
     )

@@ -103,6 +103,8 @@ class Model(kserve.Model):  # type: ignore[misc]
         self._failed: dict[Version, tuple[float, float, str]] = {}
         self._follow_error = ""
         self._is_unloaded = False
+        for counter in (metrics.VERSIONS_LOADED, metrics.VERSIONS_FAILED):
+            counter.labels(name)  # 0 is there before the first one
         self._ending: set[asyncio.Task[None]] = set()
 
     @property

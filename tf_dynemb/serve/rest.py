@@ -386,7 +386,7 @@ def _errors() -> dict[int | str, dict[str, Any]]:
     content = {"application/json": {"schema": text}}
     return {
         status: {"description": "error", "content": content}
-        for status in (400, 401, 403, 404, 408, 412, 413, 429, 500, 501, 503, 504)
+        for status in (400, 401, 403, 404, 405, 408, 412, 413, 429, 500, 501, 503, 504)
     }
 
 

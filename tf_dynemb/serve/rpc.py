@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
+from collections.abc import Callable
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 from grpc_interceptor import AsyncServerInterceptor, exceptions
 from kserve import InferRequest, errors
 from kserve.protocol.grpc import grpc_predict_v2_pb2 as messages
@@ -105,17 +108,41 @@ class _Statuses(AsyncServerInterceptor):
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
 
+    async def intercept_service(self, continuation: Any, details: Any) -> Any:
+        """Returns the handler of a method, which gets messages that cannot be read as errors.
+
+        gRPC would log a traceback for each of them.
+        """
+
+        async def reading(details: Any) -> Any:
+            handler = await continuation(details)
+            if handler is None:
+                return None
+            read = functools.partial(_read, handler.request_deserializer)
+            return handler._replace(request_deserializer=read)
+
+        return await super().intercept_service(reading, details)  # type: ignore[no-untyped-call]
+
     async def intercept(self, method: Any, request: Any, context: Any, method_name: str) -> Any:
         """Answers a call."""
         try:
             if method_name not in _OPEN:
                 self._admission.check(dict(context.invocation_metadata()).get("authorization"))
+            if isinstance(request, Exception):
+                raise request
             return await method(request, context)
         except Exception as error:
             code, text = _status(error)
             if code is grpc.StatusCode.INTERNAL:
                 LOG.error("%s failed", method_name, exc_info=error)
             await context.abort(code, text)
+
+
+def _read(deserialize: Callable[[bytes], Any], data: bytes) -> Any:
+    try:
+        return deserialize(data)
+    except DecodeError:
+        return exceptions.InvalidArgument("the message cannot be read.")
 
 
 def _status(error: Exception) -> tuple[grpc.StatusCode, str]:

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import concurrent.futures
 import contextlib
+import fcntl
 import logging
 import pathlib
 import signal
@@ -17,7 +18,9 @@ from typing import Any
 import grpc
 import uvicorn
 from prometheus_client import REGISTRY
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from tf_dynemb._presence import remove_tree
 from tf_dynemb.serve import metrics
 from tf_dynemb.serve.admission import Admission
 from tf_dynemb.serve.dataplane import DataPlane, Repository
@@ -28,6 +31,9 @@ from tf_dynemb.serve.rpc import create_server
 LOG = logging.getLogger("tf_dynemb.serve")
 # After the drain: for requests that are still being answered.
 _GRACE_SECONDS = 30
+
+
+_HEADER_BYTES = 64 * 1024
 
 
 class ServerError(Exception):
@@ -60,6 +66,8 @@ async def serve(
         if cache is None:
             folder = tempfile.TemporaryDirectory(prefix="tf_dynemb_serve_")
             cache = pathlib.Path(stack.enter_context(folder))
+        else:
+            stack.enter_context(_taken(cache))
         pool = concurrent.futures.ThreadPoolExecutor(options.threads, "call")
         stack.callback(pool.shutdown, wait=False)
         models = _models(options, cache, pool)
@@ -108,8 +116,13 @@ class _Http:
     """The HTTP server, with a socket that is bound already."""
 
     def __init__(self, app: Any, listener: socket.socket, options: argparse.Namespace) -> None:
+
+        class Limited(_Protocol):
+            seconds = options.timeout_seconds
+
         config = uvicorn.Config(
             app,
+            http=Limited,
             log_config=None,
             access_log=False,
             proxy_headers=False,
@@ -133,6 +146,57 @@ class _Http:
         self._server.should_exit = True
 
 
+class _Protocol(HttpToolsProtocol):
+    """A connection whose headers have limits: `seconds` to arrive, and their number of bytes."""
+
+    seconds: float
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._header_bytes = 0  # of a request whose headers come; -1: its body does
+        self._timer: asyncio.TimerHandle | None = None
+
+    def data_received(self, data: bytes) -> None:
+        """Reads data of the client."""
+        if self._timer is None and self._header_bytes >= 0:
+            self._timer = self.loop.call_later(self.seconds, self._close)
+        if self._header_bytes >= 0:
+            self._header_bytes += len(data)
+        super().data_received(data)
+        if self._header_bytes > _HEADER_BYTES:
+            self._close()
+
+    def connection_made(self, transport: Any) -> None:
+        """Begins a connection."""
+        super().connection_made(transport)
+        self._timer = self.loop.call_later(self.seconds, self._close)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Ends a connection."""
+        self._stop()
+        super().connection_lost(error)
+
+    def on_headers_complete(self) -> None:
+        """Begins the body of a request, which `rest.App` limits."""
+        self._stop()
+        self._header_bytes = -1
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """Ends a request; the headers of another one may come."""
+        self._header_bytes = 0
+        super().on_message_complete()
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _close(self) -> None:
+        self._stop()
+        self.transport.close()
+
+
 class _Server(uvicorn.Server):
     """A server that leaves signals to `serve`."""
 
@@ -152,6 +216,23 @@ def _models(
         Model(name, place, cache, pool, options.threads, limits, follow.get(name), joins)
         for name, place in options.model
     ]
+
+
+@contextlib.contextmanager
+def _taken(cache: pathlib.Path) -> Iterator[None]:
+    """Takes a directory for copies, without the models that a killed server has left there."""
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        lock = (cache / "lock").open("w")
+    except OSError as error:
+        raise ServerError(f"--cache: {error}") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ServerError(f"--cache: another server uses {cache}") from None
+        remove_tree(cache / "models")
+        yield
 
 
 def _token(file: str | None) -> str | None:
