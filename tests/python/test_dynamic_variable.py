@@ -457,6 +457,7 @@ def test_filter_variables_and_static_variable():
 @pytest.mark.parametrize(
     "module",
     [
+        "callbacks.metrics",
         "callbacks.synchronize_ranks",
         "lookup.lookup_sparse",
         "oneembedding.embedding",
