@@ -180,6 +180,12 @@ class LoadedModel:
         with self._applying:
             return int(self._loaded.signatures[APPLY](path=tf.constant(str(path)))["applied"])
 
+    def catch_up(self) -> None:
+        """Applies what is at the path that the model polls, if there is one, without waiting."""
+        follows = {table.follows for table in self._tables.values()} - {None}
+        for path in follows:
+            self.apply(str(path))
+
     def stats(self) -> dict[str, dict[str, int]]:
         """Returns the counters of each table, by the tables' names.
 

@@ -6,6 +6,7 @@ import asyncio
 import collections
 import concurrent.futures
 import functools
+import gc
 import logging
 import pathlib
 import time
@@ -32,6 +33,9 @@ _RECORDED, _RECORDED_BYTES = 16, 256 * 1024
 _WARM_UP_ROWS = (1, 16, 256)
 # The seconds until a version that could not be loaded is tried again: the first and the longest.
 _RETRY = 1.0, 60.0
+
+# How often a new version looks for snapshots that the one before has applied meanwhile.
+_CATCH_UPS = 10
 
 _T = TypeVar("_T")
 
@@ -283,6 +287,7 @@ class Model(kserve.Model):  # type: ignore[misc]
         if self._is_unloaded:
             self._source.release(live.path)
             return True
+        await self._catch_up(live.model)
         self._failed.pop(version, None)
         LOG.info(
             "model %s: %s answers, loaded in %.1f s", self.name, label, time.monotonic() - began
@@ -290,6 +295,19 @@ class Model(kserve.Model):  # type: ignore[misc]
         metrics.VERSIONS_LOADED.labels(self.name).inc()
         self._replace(live)
         return True
+
+    async def _catch_up(self, model: LoadedModel) -> None:
+        """Lets a new version apply what the one before has, so that answers do not go back."""
+        for _ in range(_CATCH_UPS):
+            if self._live is None:
+                return
+            if model.watermark().watermark >= self._live.model.watermark().watermark:
+                return
+            try:
+                await self._in_background(model.catch_up)
+            except (tf.errors.OpError, OSError, ValueError) as error:  # its polls report it
+                LOG.warning("model %s: a new version is behind: %s", self.name, error)
+                return
 
     def _load(self, version: Version) -> _Live:
         path = self._source.fetch(version)
@@ -359,7 +377,12 @@ class Model(kserve.Model):  # type: ignore[misc]
     async def _end(self, live: _Live) -> None:
         while not all(each.is_idle for each in live.batches.values()):
             await asyncio.sleep(0.02)
-        self._source.release(live.path)
+        path = live.path
+        live.batches.clear()
+        del live
+        # A SavedModel in memory has cycles, and is large.
+        await self._in_background(gc.collect)
+        self._source.release(path)
 
     def _warn(self, what: str, error: Exception) -> None:
         LOG.warning("model %s: %s: %s: %s", self.name, what, type(error).__name__, error)

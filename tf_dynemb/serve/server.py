@@ -7,6 +7,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import fcntl
+import gc
 import logging
 import pathlib
 import signal
@@ -87,6 +88,9 @@ async def serve(
             await rpc.start()
         listening = loop.create_task(http())
         try:
+            # What is there now stays: later collections, of models that have ended, are short.
+            gc.collect()
+            gc.freeze()
             for model in models:
                 await model.refresh()
                 if model.loaded is None:

@@ -204,10 +204,19 @@ class ServedTable(resource.TrackableResource):  # type: ignore[misc]
         """The path of the snapshots of a loaded model; None for a table of this process."""
         return None if self._descriptor is None else self._loaded_rows().path
 
+    @property
+    def follows(self) -> str | None:
+        """The path that a loaded model polls; None: none."""
+        return None if self._descriptor is None else self._members()[1].get("follow")
+
+    def _members(self) -> tuple[pathlib.Path, dict[str, Any]]:
+        """The descriptor of a loaded model, and its members."""
+        file = pathlib.Path(self._descriptor.asset_path.numpy().decode())
+        return file, json.loads(file.read_text())
+
     def _loaded_rows(self) -> Rows:
         """The rows of a loaded model, for a copy of it."""
-        file = pathlib.Path(self._descriptor.asset_path.numpy().decode())
-        members = json.loads(file.read_text())
+        file, members = self._members()
         path = pathlib.Path(os.path.normpath(file.parent / members["tables"]))
         # The graph of the model reads the weights or does not.
         return Rows("copy", path, {"dense": True} if members.get("dense") else {})
