@@ -27,9 +27,10 @@ class Server:
         lines: what it has logged.
     """
 
-    def __init__(self, *arguments, environment=None):
+    def __init__(self, *arguments, environment=None, program=None):
         ports = ["--http-port=0", "--grpc-port=0", "--drain-seconds=0", "--poll-seconds=0.1"]
-        self._command = [sys.executable, "-m", "tf_dynemb.serve", *ports, *map(str, arguments)]
+        module = ["-m", "tf_dynemb.serve"] if program is None else ["-c", program]
+        self._command = [sys.executable, *module, *ports, *map(str, arguments)]
         self._environment = {**os.environ, **(environment or {})}
         self.lines = []
         self.url = self.address = None

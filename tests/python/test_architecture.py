@@ -105,8 +105,8 @@ def test_timed_waits_and_times_of_day_do_not_depend_on_a_clock_that_is_set():
 
 @in_checkout
 def test_few_modules_read_the_time_of_day():
-    # An argument's upper limit, the time of a dump without tables, the age of a watermark.
-    allowed = {"tables/times.py", "tables/cut.py", "serve/metrics.py"}
+    # An argument's upper limit, the time of a dump without tables, the age of a watermark, a span.
+    allowed = {"tables/times.py", "tables/cut.py", "serve/metrics.py", "serve/model.py"}
     reads = {
         str(path.relative_to(ROOT / "tf_dynemb"))
         for path in package_files()

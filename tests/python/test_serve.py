@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import gzip
+import http.server
 import importlib.util
 import json
 import pathlib
@@ -11,10 +13,14 @@ import re
 import shlex
 import shutil
 import signal
+import socket
 import ssl
 import subprocess
 import sys
+import threading
 import time
+import urllib.parse
+from typing import ClassVar
 
 import certificates
 import grpc
@@ -22,6 +28,7 @@ import httpx
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from serve_helpers import TAGS, USERS, Server, build, change, export, scores
 
 import tf_dynemb as de
@@ -164,10 +171,11 @@ WRONG = {
         {"inputs": {"users": [[1]], "tags": [[1]], "tags.values": [1], "tags.row_splits": [0, 1]}},
         "input 'tags' is there twice",
     ),
-    "a float": ({"instances": [{"users": [1.5], "tags": [1]}]}, "got float64"),
+    "a float": ({"instances": [{"users": [1.5], "tags": [1]}]}, "got float"),
     "a bool": ({"instances": [{"users": [True], "tags": [1]}]}, "got bool"),
     "a string": ({"instances": [{"users": ["1"], "tags": [1]}]}, "got strings"),
-    "null": ({"instances": [{"users": [None], "tags": [1]}]}, "got"),
+    "null": ({"instances": [{"users": [None], "tags": [1]}]}, "got null"),
+    "a bool among numbers": ({"instances": [{"users": [1], "tags": [1, True]}]}, "got bool"),
     "above int64": ({"instances": [{"users": [2**63], "tags": [1]}]}, "out of range"),
     "another shape": ({"instances": [{"users": [1, 2], "tags": [1]}]}, "got the shape [1, 2]"),
     "unequal rows": (
@@ -226,6 +234,7 @@ WRONG_TENSORS = {
     "no inputs of it": (v2_body(inputs=[]), "is missing"),
     "twice": (v2_body(inputs=v2_body()["inputs"] * 2), "is there twice"),
     "another output": (v2_body(outputs=[{"name": "x"}]), "there is no output 'x'"),
+    "an output twice": (v2_body(outputs=[{"name": "score"}] * 2), "asked for twice"),
     "outputs": (v2_body(outputs=[5]), 'has a "name"'),
     "parameters": (v2_body(parameters=[]), "an object"),
 }
@@ -501,18 +510,22 @@ def test_limits_tokens_and_control(folder, tmp_path):
             assert client.post("/v2/repository/models/ctr/load").json()["load"]
             assert v1(client, {"instances": ROWS}).status_code == 200
 
-            # A slow body holds its place, and is refused in time.
+            # Bodies that do not come are refused in time, and only so many are waited for.
             def slow():
                 yield b"{"
                 time.sleep(3)
                 yield b"}"
 
-            with concurrent.futures.ThreadPoolExecutor(1) as pool:
-                waiting = pool.submit(client.post, "/v1/models/ctr:predict", content=slow())
+            with concurrent.futures.ThreadPoolExecutor(4) as pool:
+                waiting = [
+                    pool.submit(client.post, "/v1/models/ctr:predict", content=slow())
+                    for _ in range(4)
+                ]
                 busy = eventually(lambda: (a := v1(client, {"instances": ROWS})).is_error and a)
                 assert (busy.status_code, busy.headers["retry-after"]) == (429, "1")
-                with contextlib.suppress(httpx.HTTPError):  # it may have closed the connection
-                    assert waiting.result().status_code == 408
+                for each in waiting:
+                    with contextlib.suppress(httpx.HTTPError):  # it may have closed the connection
+                        assert each.result().status_code == 408
             assert v1(client, {"instances": ROWS}).status_code == 200
         triton_grpc(server, "Bearer secret")
         with grpc.insecure_channel(server.address) as channel:
@@ -566,6 +579,47 @@ def test_a_directory_for_copies(folder, tmp_path):
         assert server.url
 
 
+def test_what_is_refused_before_its_body(folder, tmp_path):
+    """The connection is closed: nobody reads the rest."""
+    token = tmp_path / "token"
+    token.write_text("secret")
+    with Server(f"--model=ctr={folder}/models", f"--token-file={token}") as server:
+        url = urllib.parse.urlsplit(server.url)
+        for path, status in (("/v1/models/ctr:predict", b"401"), ("/v2/health/live", b"405")):
+            with socket.create_connection((url.hostname, url.port), timeout=20) as connection:
+                head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n{{"
+                connection.sendall(head.encode())
+                answer = b""
+                while data := connection.recv(1000):  # it ends, although the body has not come
+                    answer += data
+                assert answer.split()[1] == status
+        lower = {"authorization": "bearer secret"}
+        with client_of(server, headers=lower) as client:
+            assert v1(client, {"instances": ROWS}).status_code == 200
+
+
+def test_a_call_that_does_not_end(tmp_path):
+    """The server ends in time although a call of a model does not."""
+    model = tf.Module()
+    spec = tf.TensorSpec([], tf.int64, "steps")
+    model.run = tf.function(
+        lambda steps: tf.while_loop(lambda i: i < steps, lambda i: [i + 1], [0 * steps])[0],
+        input_signature=[spec],
+    )
+    tf.saved_model.save(model, str(tmp_path / "model"), signatures=model.run)
+    program = (
+        "import sys; sys.argv[0] = 'serve'; import tf_dynemb.serve.server as server;"
+        "server._GRACE_SECONDS = 1; from tf_dynemb.serve.__main__ import main; main()"
+    )
+    with Server(f"--model=m={tmp_path}/model", "--timeout-seconds=1", program=program) as server:
+        with client_of(server) as client:
+            answer = v1(client, {"inputs": 2**60}, "m")
+        assert answer.status_code == 504
+        began = time.monotonic()
+        assert server.end() == 0
+        assert time.monotonic() - began < 15
+
+
 def test_the_end_of_a_server(folder):
     """SIGTERM: not ready, still answering, then requests end and the process does."""
     with Server(f"--model=ctr={folder}/models", "--drain-seconds=1") as server:
@@ -584,6 +638,7 @@ def test_the_end_of_a_server(folder):
         (["--model=ctr={folder}/nothing"], "there is no SavedModel"),
         (["--model=ctr={folder}/models", "--http-port=1{port}"], "cannot listen"),
         (["--model=ctr={folder}/models", "--token-file={folder}/none"], "--token-file"),
+        (["--model=ctr=nothing://x"], "--model"),
         (
             ["--model=ctr={folder}/models", "--tls-cert={folder}/x", "--tls-key={folder}/x"],
             "--tls-cert",
@@ -612,6 +667,9 @@ def test_servers_that_do_not_start(folder, server, arguments, message):
         (["--model=a=x", "--follow=b=y"], "no --model of this name"),
         (["--model=a=x", "--threads=0"], "is not above 0"),
         (["--model=a=x", "--max-rows=x"], "invalid"),
+        (["--model=..=x"], "is not NAME=PATH"),
+        (["--model=a=x", "--grpc-port=70000"], "is no port"),
+        (["--model=a=x", "--drain-seconds=nan"], "is no number of seconds"),
         (["--model=a=x", "--tls-cert=y"], "pass both"),
     ],
 )
@@ -647,3 +705,58 @@ def test_commands_of_the_documentation(tmp_path):
             done = subprocess.run(shlex.split(asked), capture_output=True, text=True, timeout=60)
             assert done.returncode == 0, command
             assert done.stdout
+
+
+class Collector(http.server.BaseHTTPRequestHandler):
+    """Keeps the spans that an OpenTelemetry collector gets."""
+
+    spans: ClassVar[list] = []
+
+    def do_POST(self):
+        from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+            ExportTraceServiceRequest,
+        )
+
+        body = self.rfile.read(int(self.headers["content-length"]))
+        if self.headers.get("content-encoding") == "gzip":
+            body = gzip.decompress(body)
+        for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
+            for scope in resource.scope_spans:
+                self.spans.extend(scope.spans)
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
+def test_traces(folder):
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
+    Collector.spans.clear()
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Collector) as collector:
+        threading.Thread(target=collector.serve_forever, daemon=True).start()
+        endpoint = f"http://127.0.0.1:{collector.server_address[1]}"
+        given = {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint}
+        with Server(f"--model=ctr={folder}/models", environment=given) as server:
+            trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+            with client_of(server, headers={"traceparent": trace}) as client:
+                answer = v1(client, {"instances": ROWS})
+                v1(client, {"instances": []})
+            assert server.end() == 0
+        collector.shutdown()
+    named = {}
+    for span in Collector.spans:
+        named.setdefault(span.name, []).append(span)
+    good, bad = named["predict"]
+    assert {span.trace_id.hex() for span in Collector.spans} == {trace[3:35]}
+    assert good.parent_span_id.hex() == trace[36:52]
+    attributes = {each.key: each.value.string_value for each in good.attributes}
+    assert attributes["model"] == "ctr"
+    assert attributes["x-watermark-id"] == answer.headers["x-watermark-id"]
+    (queue,), (call,) = named["queue"], named["call"]
+    assert queue.parent_span_id == call.parent_span_id == good.span_id
+    assert good.start_time_unix_nano <= queue.start_time_unix_nano
+    assert queue.end_time_unix_nano == call.start_time_unix_nano < call.end_time_unix_nano
+    assert call.end_time_unix_nano <= good.end_time_unix_nano
+    assert bad.status.code == 2
+    assert "an element for each row" in bad.status.message

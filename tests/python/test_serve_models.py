@@ -26,8 +26,9 @@ from grpc_interceptor import exceptions
 
 from tf_dynemb.serve.batches import Answer, Batches
 from tf_dynemb.serve.inputs import Dense, Ragged, Sparse, Tensor, collect, rows_of
-from tf_dynemb.serve.loaded_model import LoadedModel, Watermark
+from tf_dynemb.serve.loaded_model import LoadedModel, Signature, Watermark
 from tf_dynemb.serve.model import Limits, Model
+from tf_dynemb.serve.sources import PathSource
 
 BODY = {"instances": [{"users": u, "tags": t} for u, t in zip(USERS.tolist(), TAGS, strict=True)]}
 INT64, FLOAT32, TEXT = np.dtype(np.int64), np.dtype(np.float32), np.dtype(object)
@@ -83,7 +84,15 @@ def test_nested_bags():
 
 @pytest.mark.parametrize(
     ("splits", "values"),
-    [([0, 2], 1), ([1, 2], 2), ([0, 2, 1], 1), ([], 0), ([0, -1, 1], 1), ([0, 1], 2)],
+    [
+        ([0, 2**63 - 1, -2, 2], 2),
+        ([0, 2], 1),
+        ([1, 2], 2),
+        ([0, 2, 1], 1),
+        ([], 0),
+        ([0, -1, 1], 1),
+        ([0, 1], 2),
+    ],
 )
 def test_row_splits_that_divide_nothing(splits, values):
     with pytest.raises(ValueError, match="do not divide"):
@@ -99,11 +108,13 @@ def test_row_splits_that_divide_nothing(splits, values):
         ([[1, 0], [0, 0]], 2, [2, 5]),
         ([[0, 0], [0, 0]], 2, [2, 5]),
         ([[0, 0]], 1, [1, 6]),
+        ([], 0, [-1, 5]),
     ],
 )
 def test_sparse_values_that_are_none(indices, values, shape):
+    indices = np.reshape(np.array(indices, np.int64), [-1, 2])
     with pytest.raises(ValueError, match="is sparse, and has"):
-        sparse((None, 5)).check([np.array(indices), np.zeros(values, np.int64), np.array(shape)])
+        sparse((None, 5)).check([indices, np.zeros(values, np.int64), np.array(shape)])
 
 
 @pytest.mark.parametrize(
@@ -111,7 +122,7 @@ def test_sparse_values_that_are_none(indices, values, shape):
     [
         (FLOAT32, [1, 2.5], [1, 2.5]),
         (INT64, [2**63 - 1, -(2**63)], [2**63 - 1, -(2**63)]),
-        (np.dtype(np.uint64), [2**64 - 1], [2**64 - 1]),
+        (np.dtype(np.uint64), [2**64 - 1, 1], [2**64 - 1, 1]),
         (np.dtype(np.int8), [-128, 127], [-128, 127]),
         (np.dtype(bool), [True, False], [True, False]),
         (TEXT, ["a", {"b64": "/w=="}, "é"], [b"a", b"\xff", "é".encode()]),
@@ -127,13 +138,18 @@ def test_numbers_and_strings(dtype, data, expected):
 @pytest.mark.parametrize(
     ("dtype", "data", "message"),
     [
-        (INT64, [1.0], "got float64"),
+        (INT64, [1.0], "got float"),
+        (INT64, [1, True], "got bool"),
+        (FLOAT32, [1.5, False], "got bool"),
+        (FLOAT32, [1e300], "out of range"),
+        (np.dtype(np.float16), [1e5], "out of range"),
         (INT64, [2**63], "out of range"),
-        (INT64, [2**64], "got"),
-        (INT64, [-(2**63) - 1], "got"),
+        (INT64, [2**64], "out of range"),
+        (INT64, [-(2**63) - 1], "out of range"),
         (np.dtype(np.int8), [128], "out of range"),
         (np.dtype(np.uint64), [-1], "out of range"),
-        (np.dtype(bool), [1], "got int64"),
+        (np.dtype(bool), [1], "got int"),
+        (INT64, [None], "got null"),
         (FLOAT32, ["1"], "got strings"),
         (FLOAT32, [True], "got bool"),
         (FLOAT32, [[1], [2, 3]], "different shapes"),
@@ -224,6 +240,7 @@ class FakeSignature:
     """Adds the inputs of rows, after a while; refuses the number 13."""
 
     joins = True
+    join, differ = Signature.join, staticmethod(Signature.differ)
 
     def __init__(self):
         self.inputs = {"x": Dense("x", [Tensor("x", INT64, (None,))])}
@@ -263,7 +280,8 @@ def test_requests_that_wait_form_one_batch():
     assert [answer.outputs["y"].tolist() for answer in answers] == [
         [10 * n] * (n + 1) for n in range(12)
     ]
-    assert len(sizes) == 2  # the first one, and those that came meanwhile
+    # The first one, those that came meanwhile, and one of them alone, to compare.
+    assert sizes == [1, 77, 2]
     assert sum(each.rows for each in timed) == sum(map(len, requests))
     assert [len(each.queued) for each in timed] == [1, 11]
 
@@ -271,7 +289,8 @@ def test_requests_that_wait_form_one_batch():
 def test_a_batch_has_a_limit():
     answers, sizes, _ = run_batches([[1, 2, 3]] * 6 + [[1] * 9], max_rows=8)
     assert all(isinstance(each, Answer) for each in answers)
-    assert sizes == [3, 6, 6, 3, 9]  # a request alone may be larger
+    # A request alone may be larger; one of each batch is compared with its answer alone.
+    assert sizes == [3, 6, 3, 6, 3, 3, 9]
 
 
 def test_one_wrong_request_does_not_fail_others():
@@ -285,6 +304,86 @@ def test_requests_that_wait_too_long():
     answers, sizes, _ = run_batches([[n] for n in range(3)], max_rows=1, seconds=0.03)
     assert [type(each) for each in answers[1:]] == [exceptions.DeadlineExceeded] * 2
     assert len(sizes) < 3  # nobody waits for the last one
+
+
+def test_requests_that_turn_out_to_depend_on_each_other(caplog):
+    """The answer to a request is the one that it has alone, whatever the random rows have shown."""
+
+    class Largest(FakeSignature):
+        def __call__(self, values):
+            time.sleep(0.02)
+            (x,) = values["x"]
+            return {"y": x / x.max()}, Watermark()
+
+    signature = Largest()
+
+    async def ask():
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            batches = Batches(signature, pool, 1, 100, lambda timing: None)
+            asked = [batches.answer({"x": (np.array([n]),)}, 1, 10.0) for n in range(1, 8)]
+            return await asyncio.gather(*asked)
+
+    assert [answer.outputs["y"].tolist() for answer in asyncio.run(ask())] == [[1.0]] * 7
+    assert not signature.joins
+    assert "depends on the other rows" in caplog.text
+
+
+def test_rows_of_known_keys_show_a_padded_mean(tmp_path):
+    """Rows of unknown keys are all alike, so that random ids alone would show nothing."""
+
+    class PaddedMean(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.embedding = de.layers.Embedding(1, initializer="zeros", name="table")
+
+        def call(self, tags):
+            return tf.reduce_mean(self.embedding(tags).to_tensor(), 1)
+
+    model = PaddedMean()
+    model(tf.ragged.constant([[1]], dtype=tf.int64))
+    model.embedding.table.upsert(np.arange(1000, 1100), np.ones([100, 1], np.float32))
+    de.export_saved_model(model, tmp_path / "model")
+    loaded = LoadedModel(tmp_path / "model")
+    keys = loaded.known_keys()
+    assert sorted(keys) == list(range(1000, 1100))
+    signature = loaded.signatures[loaded.default]
+    assert "alike" in signature.try_joining()
+    assert "depends on the other rows" in signature.try_joining(keys)
+    assert not signature.joins
+
+
+def test_a_model_whose_outputs_no_protocol_has(tmp_path):
+    model = module(lambda x: tf.complex(x, x), tf.TensorSpec([None]))
+    with pytest.raises(ValueError, match="is complex64"):
+        saved(tmp_path, model, signatures=model.answer)
+
+
+def test_limits_hold_for_requests_that_are_not_joined(tmp_path):
+    trained = build()
+    export(trained, tmp_path, "1")
+
+    async def run():
+        model = served(tmp_path, tmp_path / "models", joins=False)
+        model._limits = Limits(rows=2)
+        await model.refresh()
+        with pytest.raises(exceptions.InvalidArgument, match="3 rows; it can have 1 to 2"):
+            await answer(model)
+        body = {"inputs": {"users": [[1]], "tags": [[1], [2]]}}
+        with pytest.raises(exceptions.InvalidArgument, match="numbers of rows"):
+            await model.predict(body)
+        await model.close()
+
+    asyncio.run(run())
+
+
+def test_names_that_are_versions(tmp_path):
+    for name in ("3", "0010", "9", "x", "\uff19\uff19", "99999999999999999999"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "saved_model.pb").touch()
+    (tmp_path / "70").symlink_to("70")  # to itself
+    (tmp_path / "80").mkdir()
+    names = [version.name for version in PathSource(tmp_path).versions()]
+    assert names == ["99999999999999999999", "0010", "9", "3"]
 
 
 def served(tmp_path, place, **options):
@@ -350,7 +449,8 @@ def test_a_model_in_a_store(tmp_path, s3):
         store.put(f"{tmp_path}/whole/", f"{root}/models/2/", recursive=True)
         await model.refresh()
         assert (model.version, model.failures) == ("2", {})
-        assert len(list((tmp_path / "cache/models/ctr").iterdir())) == 1
+        while len(list((tmp_path / "cache/models/ctr").iterdir())) > 1:
+            await asyncio.sleep(0.01)
         change(trained, 8)
         de.incremental_dump(tmp_path / "chain", trained)
         de.publish(chain, from_=tmp_path / "chain")

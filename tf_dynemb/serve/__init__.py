@@ -3,7 +3,7 @@
     python -m tf_dynemb.serve --model ctr=PATH
 
 It answers KServe's protocols V1 (TensorFlow Serving's REST) and V2 (Open Inference Protocol, REST
-and gRPC), over KServe's data plane, messages and model interface. docs/serving.md is the guide.
+and gRPC), over KServe's data plane, messages and model interface. docs/server.md is the guide.
 
     rest, rpc          the protocols, their limits and errors
       └─> dataplane    the models of the server, by name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sys
 
 from tf_dynemb.serve.options import parse
@@ -23,13 +24,15 @@ def main() -> int:
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
     )
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)  # a line for each malformed request
     asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
     try:
         asyncio.run(serve(options))
     except ServerError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    return 0
+    logging.shutdown()
+    os._exit(0)  # does not wait for the threads of calls that do not end
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ from grpc_interceptor import exceptions
 
 from tf_dynemb.serve import metrics
 
-BEARER = "Bearer "
+# Bodies that are being read, for each request that may be answered.
+_BODIES = 4
 
 
 class Admission:
@@ -23,20 +24,27 @@ class Admission:
 
     def __init__(self, most: int, token: str | None = None) -> None:
         self._most, self._token = most, token
-        self._count = 0
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether no request is being answered."""
-        return self._count == 0
+        self._count = self._bodies = 0
 
     def check(self, authorization: str | None) -> None:
         """Raises Unauthenticated unless a request has the token."""
         if self._token is None:
             return
-        given = (authorization or "").encode()
-        if not hmac.compare_digest(given, f"{BEARER}{self._token}".encode()):
+        scheme, _, given = (authorization or "").partition(" ")
+        same = hmac.compare_digest(given.encode(), self._token.encode())
+        if scheme.lower() != "bearer" or not same:
             raise exceptions.Unauthenticated("the request has no valid token.")
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """A context in which a body is read; raises ResourceExhausted if there are too many."""
+        if self._bodies >= _BODIES * self._most:
+            raise exceptions.ResourceExhausted(f"{self._bodies} requests are being read.")
+        self._bodies += 1
+        try:
+            yield
+        finally:
+            self._bodies -= 1
 
     @contextlib.contextmanager
     def admitted(self) -> Iterator[None]:

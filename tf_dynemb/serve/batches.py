@@ -6,7 +6,7 @@ import asyncio
 import collections
 import concurrent.futures
 import functools
-import re
+import logging
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -16,9 +16,13 @@ import tensorflow as tf
 from grpc_interceptor import exceptions
 
 from tf_dynemb.serve.inputs import Array, Value
-from tf_dynemb.serve.loaded_model import Signature, Watermark
+from tf_dynemb.serve.loaded_model import Signature, Watermark, message_of
+from tf_dynemb.serve.traces import Stages
 
-_LOCATION = re.compile(r"Graph execution error|Detected at node|<stack traces|\s*\[\[")
+# The answers to joined requests are compared with that to one of them alone: in the first batches
+# of a version, and then in one of so many.
+_CHECKED, _CHECKED_EACH = 32, 256
+LOG = logging.getLogger("tf_dynemb.serve")
 
 
 class Answer(NamedTuple):
@@ -27,21 +31,25 @@ class Answer(NamedTuple):
     Attributes:
         outputs: the outputs by name.
         watermark: the snapshot that they were computed from.
+        stages: what the request has waited for.
     """
 
     outputs: dict[str, Array]
     watermark: Watermark
+    stages: Stages = Stages(0.0, 0.0)
 
 
 class Timing(NamedTuple):
     """How a batch was answered.
 
     Attributes:
+        began: when the call began, by `time.perf_counter`.
         queued: the seconds that each of its requests waited before it.
         called: the seconds of the model's call.
         rows: its rows.
     """
 
+    began: float
     queued: list[float]
     called: float
     rows: int
@@ -80,6 +88,7 @@ class Batches:
         self._threads, self._max_rows = threads, max_rows
         self._waiting: collections.deque[_Waiting] = collections.deque()
         self._running = 0
+        self._joined_batches = 0
 
     @property
     def is_idle(self) -> bool:
@@ -145,7 +154,8 @@ class Batches:
             if isinstance(answer, Exception):
                 each.answer.set_exception(answer)
             else:
-                each.answer.set_result(answer)
+                stages = Stages(timing.began - each.since, timing.called)
+                each.answer.set_result(answer._replace(stages=stages))
 
     def _call(self, batch: list[_Waiting]) -> tuple[list[Answer | Exception], Timing]:
         """Answers a batch, in a thread of the pool."""
@@ -158,26 +168,34 @@ class Batches:
             # One request may be the cause: the others get their answers.
             alone = batch if len(batch) > 1 else []
             answers = [self._alone(each) for each in alone] or [_as_status(error)]
-        timing = Timing(
-            [began - each.since for each in batch], time.perf_counter() - began, sum(rows)
-        )
+        queued = [began - each.since for each in batch]
+        timing = Timing(began, queued, time.perf_counter() - began, sum(rows))
         return answers, timing
 
     def _joined(self, batch: list[_Waiting], rows: list[int]) -> list[Answer | Exception]:
         if len(batch) == 1:
             return [Answer(*self._signature(batch[0].values))]
-        values = {
-            name: each.join([one.values[name] for one in batch])
-            for name, each in self._signature.inputs.items()
-        }
-        outputs, watermark = self._signature(values)
+        outputs, watermark = self._signature(self._signature.join([one.values for one in batch]))
         ends = np.cumsum(rows)
         if any(len(output) != ends[-1] for output in outputs.values()):
             raise ValueError("an output does not have a row for each row of the inputs")
+        self._check(batch[0], outputs, watermark)
         return [
             Answer({name: output[end - n : end] for name, output in outputs.items()}, watermark)
             for n, end in zip(rows, ends, strict=True)
         ]
+
+    def _check(self, each: _Waiting, outputs: dict[str, Array], watermark: Watermark) -> None:
+        """Stops to join requests, and raises, if a request has another answer alone."""
+        self._joined_batches += 1
+        if self._joined_batches > _CHECKED and self._joined_batches % _CHECKED_EACH:
+            return
+        alone, mark = self._signature(each.values)
+        why = self._signature.differ(outputs, [alone], [each.rows])
+        if why and mark.id == watermark.id:
+            self._signature.joins = False
+            LOG.error("requests are not joined any more: %s", why)
+            raise ValueError(why)
 
     def _alone(self, each: _Waiting) -> Answer | Exception:
         try:
@@ -194,10 +212,7 @@ def _expire(answer: asyncio.Future[Answer], seconds: float) -> None:
 def _as_status(error: Exception) -> Exception:
     """Returns an error of a model as what its client is told."""
     if isinstance(error, tf.errors.OpError):
-        # The other lines say where operators were made.
-        lines = (error.message or "").splitlines()
-        texts = [line for line in lines if line.strip() and not _LOCATION.match(line)]
-        text = texts[0] if texts else type(error).__name__
+        text = message_of(error)
         if isinstance(error, (tf.errors.InvalidArgumentError, tf.errors.OutOfRangeError)):
             return exceptions.InvalidArgument(text)
         return exceptions.Internal(text)

@@ -31,7 +31,7 @@ class Repository(ModelRepository):  # type: ignore[misc]
         model = self.models.get(name)
         if model is None:
             raise exceptions.NotFound(f"there is no model {name!r}.")
-        if version and version != (model.version or "1"):
+        if version and version.lstrip("0") != (model.version or "1").lstrip("0"):
             raise exceptions.NotFound(f"model {name!r} has no version {version!r} now.")
         return model
 
@@ -42,7 +42,7 @@ class Repository(ModelRepository):  # type: ignore[misc]
         await model.refresh()
         if model.loaded is None:
             why = "; ".join(model.failures.values()) or "there is no version"
-            raise exceptions.Unavailable(f"model {name!r} could not be loaded: {why}.")
+            raise exceptions.Unavailable(f"model {name!r} could not be loaded: {why}")
 
     async def unload(self, name: str) -> None:
         """Unloads a model, after the requests that it has."""

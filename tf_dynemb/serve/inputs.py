@@ -23,6 +23,9 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 Value = tuple[Array, ...]
 
+# The types of Python in which JSON has the elements of arrays of a kind.
+_TYPES: dict[str, set[type]] = {"b": {bool}, "i": {int}, "u": {int}, "f": {int, float}}
+_JSON_NAMES = {str: "strings", type(None): "null", dict: "objects", list: "rows of other shapes"}
 _KINDS = {"b": "b", "i": "iu", "u": "iu", "f": "iuf", "O": "OSU"}
 
 
@@ -64,16 +67,25 @@ class Tensor(NamedTuple):
 
     def parse(self, data: Any) -> Array:
         """Returns nested lists, as JSON has them, as an array."""
-        if self.dtype == object:
-            array = self._strings(data)
-        else:
-            try:
-                array = np.array(data)
-            except (ValueError, OverflowError):
-                raise ValueError(f"{self!r}: its rows are of different shapes.") from None
-        return self.check(array)
+        flat, shape = self._flat(data)
+        kind = "f" if self.dtype.kind == "V" else self.dtype.kind
+        if kind == "O":
+            array = np.empty(len(flat), object)
+            array[:] = [_decoded(each, self.name) for each in flat]
+            return self.check(array.reshape(shape))
+        for given in set(map(type, flat)) - _TYPES[kind]:
+            raise ValueError(f"{self!r}: got {_JSON_NAMES.get(given, given.__name__)}.")
+        try:
+            with np.errstate(over="ignore"):
+                array = np.array(flat, self.dtype)
+        except OverflowError:
+            raise ValueError(f"{self!r}: a number is out of range.") from None
+        if kind == "f" and not np.isfinite(array).all():
+            raise ValueError(f"{self!r}: a number is out of range.")
+        return self.check(array.reshape(shape))
 
-    def _strings(self, data: Any) -> Array:
+    def _flat(self, data: Any) -> tuple[list[Any], list[int]]:
+        """Returns the elements of nested lists, and their shape."""
         shape: list[Any] = []
         level = [data]
         while level and isinstance(level[0], list):
@@ -82,9 +94,7 @@ class Tensor(NamedTuple):
                 raise ValueError(f"{self!r}: its rows are of different shapes.")
             shape += lengths
             level = list(itertools.chain.from_iterable(level))
-        array = np.empty(len(level), object)
-        array[:] = [_decoded(each, self.name) for each in level]
-        return array.reshape(shape)
+        return level, shape
 
     def __repr__(self) -> str:
         shape = "any shape" if self.shape is None else [d if d else "?" for d in self.shape]
@@ -131,8 +141,14 @@ class Input(ABC):
         """Returns the value with the rows of several values."""
 
     @abstractmethod
-    def example(self, rows: int, random: np.random.Generator) -> Value:
-        """Returns a value with small random numbers."""
+    def example(self, rows: int, width: int, draw: Draw) -> Value:
+        """Returns a value with random elements.
+
+        Args:
+            rows: its number of rows.
+            width: the most elements of a row, where it is free.
+            draw: draws the elements of a tensor.
+        """
 
     @abstractmethod
     def _check(self, value: Value) -> None:
@@ -154,11 +170,11 @@ class Dense(Input):
         """Joins rows."""
         return (np.concatenate([value[0] for value in values]),)
 
-    def example(self, rows: int, random: np.random.Generator) -> Value:
+    def example(self, rows: int, width: int, draw: Draw) -> Value:
         """Makes rows."""
         (tensor,) = self.tensors
         assert tensor.shape is not None
-        return (_example(tensor, [rows, *(each or 2 for each in tensor.shape[1:])], random),)
+        return (draw(tensor, [rows, *(each or width for each in tensor.shape[1:])]),)
 
     def _check(self, value: Value) -> None:
         pass
@@ -198,29 +214,24 @@ class Ragged(Input):
             joined.append(np.concatenate([values[0][level][:1], *parts]))
         return tuple(each.astype(t.dtype) for each, t in zip(joined, self.tensors, strict=True))
 
-    def example(self, rows: int, random: np.random.Generator) -> Value:
+    def example(self, rows: int, width: int, draw: Draw) -> Value:
         """Makes rows."""
         splits: list[Array] = []
         for tensor in self.tensors[1:]:
-            lengths = random.integers(0, 4, rows)
+            # The first row is the longest.
+            lengths = np.arange(width, width - rows, -1) % (width + 1)
             splits.append(np.cumsum([0, *lengths]).astype(tensor.dtype))
             rows = int(splits[-1][-1])
         tensor = self.tensors[0]
-        return (
-            _example(tensor, [rows, *(d or 2 for d in (tensor.shape or ())[1:])], random),
-            *splits,
-        )
+        inner = (each or 2 for each in (tensor.shape or ())[1:])
+        return (draw(tensor, [rows, *inner]), *splits)
 
     def _check(self, value: Value) -> None:
         for splits, inner in zip(
             value[1:], [*(each[:-1] for each in value[2:]), value[0]], strict=True
         ):
-            if (
-                not len(splits)
-                or splits[0] != 0
-                or splits[-1] != len(inner)
-                or (np.diff(splits) < 0).any()
-            ):
+            falls = (splits[1:] < splits[:-1]).any()  # a difference could overflow
+            if not len(splits) or splits[0] != 0 or splits[-1] != len(inner) or falls:
                 raise ValueError(
                     f"input {self.name!r}: its row splits do not divide {len(inner)} values."
                 )
@@ -265,24 +276,27 @@ class Sparse(Input):
         shape[0] = begins[-1]
         return np.concatenate(indices), np.concatenate([value[1] for value in values]), shape
 
-    def example(self, rows: int, random: np.random.Generator) -> Value:
+    def example(self, rows: int, width: int, draw: Draw) -> Value:
         """Makes rows."""
-        shape = np.array([rows, *(each or 2 for each in self._shape[1:])], np.int64)
-        index = np.stack(np.nonzero(random.random(shape) < 0.5), 1)
-        return index, _example(self.tensors[1], [len(index)], random), shape
+        shape = np.array([rows, *(each or width for each in self._shape[1:])], np.int64)
+        index = np.stack(np.nonzero(np.arange(np.prod(shape)).reshape(shape) % 3 != 1), 1)
+        return index, draw(self.tensors[1], [len(index)]), shape
 
     def _check(self, value: Value) -> None:
         index, values, shape = value
         problem = ""
         if len(index) != len(values):
             problem = f"{len(index)} indices, but {len(values)} values"
-        elif any(has not in (None, got) for has, got in zip(self._shape, shape, strict=True)):
+        elif (shape < 0).any() or any(
+            has not in (None, got) for has, got in zip(self._shape, shape, strict=True)
+        ):
             problem = f"a dense shape {shape.tolist()}"
         elif len(index) and ((index < 0).any() or (index >= shape).any()):
             problem = "an index outside of the dense shape"
         elif len(index) > 1:
             order = np.lexsort(index.T[::-1])
-            if (order != np.arange(len(index))).any() or (np.diff(index, axis=0) == 0).all(1).any():
+            repeated = (index[1:] == index[:-1]).all(1)
+            if (order != np.arange(len(index))).any() or repeated.any():
                 problem = "indices that are not in row-major order, each once"
         if problem:
             raise ValueError(f"input {self.name!r} is sparse, and has {problem}.")
@@ -346,13 +360,29 @@ def rows_of(inputs: Mapping[str, Input], values: Mapping[str, Value]) -> int:
     return max(counts.values(), default=0)
 
 
-def _example(tensor: Tensor, shape: Sequence[int], random: np.random.Generator) -> Array:
-    # Ids 0 and 1, which are in range of any vocabulary.
-    if tensor.dtype == object:
-        return np.array([b"0", b"1"], object)[random.integers(0, 2, shape)]
-    if tensor.dtype.kind in "biu":
-        return random.integers(0, 2, shape).astype(tensor.dtype)
-    return random.random(shape).astype(tensor.dtype)
+class Draw:
+    """Draws elements of tensors.
+
+    Args:
+        seed: of the random numbers.
+        ids: the integers, and the strings of their digits.
+    """
+
+    def __init__(self, seed: int, ids: Sequence[int] | npt.NDArray[Any]) -> None:
+        self._random = np.random.default_rng(seed)
+        self._ids = np.asarray(ids)
+
+    def __call__(self, tensor: Tensor, shape: Sequence[int]) -> Array:
+        """Returns elements of a tensor."""
+        kind = tensor.dtype.kind
+        if kind == "b":
+            return self._random.integers(0, 2, shape).astype(tensor.dtype)
+        if kind in "fV":
+            return self._random.random(shape).astype(tensor.dtype)
+        drawn = self._random.choice(self._ids, shape)
+        if kind == "O":
+            return np.array([str(each).encode() for each in drawn.ravel()], object).reshape(shape)
+        return drawn.astype(tensor.dtype)
 
 
 def _named(dtype: np.dtype[Any]) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import pathlib
+import re
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,10 +16,23 @@ import tensorflow as tf
 from tensorflow.python.util import nest
 
 from tf_dynemb import _ops
-from tf_dynemb.serve.inputs import Array, Dense, Input, Ragged, Sparse, Tensor, Value
+from tf_dynemb.serve.inputs import (
+    Array,
+    Dense,
+    Draw,
+    Input,
+    Ragged,
+    Sparse,
+    Tensor,
+    Value,
+    rows_of,
+)
+from tf_dynemb.storage import Chain, DataLossError
 from tf_dynemb.variables.served import ServedTable
 
 DEFAULT = "serving_default"
+_OTHER_TYPES = (tf.bool, tf.string)
+_KNOWN_KEYS = 256  # of a shard of a table
 # Signatures that are not a model's: they say and change what it serves.
 STATE, APPLY = "watermark", "apply_delta"
 # How far the scores of a row may be apart in two batches: a product of matrices is rounded
@@ -62,6 +77,7 @@ class Signature:
     """
 
     def __init__(self, loaded: Any, name: str) -> None:
+        """Raises ValueError: a tensor has a type that no protocol has."""
         function = loaded.signatures[name]
         specs = function.structured_input_signature[1]
         self.inputs = _inputs(function, getattr(loaded, "serve", None))
@@ -69,6 +85,13 @@ class Signature:
             _tensor(key, spec) for key, spec in sorted(function.structured_outputs.items())
         )
         self.joins = False
+        self._draw = Draw(0, [0, 1])
+        names = {tensor.name for each in self.inputs.values() for tensor in each.tensors}
+        # A signature that `serve` does not describe may have components of ragged inputs.
+        apart = len(names) == len(self.inputs) and any(f"{name}_1" in names for name in names)
+        self._has_rows = not apart and all(
+            isinstance(each, (Ragged, Sparse)) or _has_rows(each) for each in self.inputs.values()
+        )
         order = [tensor.name for each in self.inputs.values() for tensor in each.tensors]
         state = loaded.signatures[STATE] if has_state(loaded) else None
 
@@ -92,41 +115,71 @@ class Signature:
         found = {name: output.numpy() for name, output in outputs.items()}
         return found, Watermark.of(state) if state else Watermark()
 
-    def example(self, rows: int, seed: int = 0) -> dict[str, Value]:
-        """Returns values with small random numbers."""
-        random = np.random.default_rng(seed)
-        return {name: each.example(rows, random) for name, each in self.inputs.items()}
+    def example(self, rows: int, width: int = 4) -> dict[str, Value]:
+        """Returns values with random elements, such as `try_joining` has found that it takes."""
+        return {name: each.example(rows, width, self._draw) for name, each in self.inputs.items()}
 
-    def try_joining(self) -> str:
-        """Sets `joins` by calls with random rows, alone and together; returns why it is False."""
-        if not all(
-            isinstance(each, (Ragged, Sparse)) or _has_rows(each) for each in self.inputs.values()
-        ):
-            return "an input has no free first dimension"
-        names = {tensor.name for each in self.inputs.values() for tensor in each.tensors}
-        if len(names) == len(self.inputs) and any(f"{name}_1" in names for name in names):
-            return "it may have ragged or sparse inputs, which only models with `serve` describe"
-        alone = [self.example(rows, seed) for seed, rows in enumerate((1, 3))]
-        together = {
-            name: each.join([values[name] for values in alone])
-            for name, each in self.inputs.items()
-        }
-        try:
-            answers = [self(values)[0] for values in alone]
-            joined = self(together)[0]
-        except tf.errors.OpError as error:
-            return f"it refuses random rows: {error.message}"
+    def rows(self, values: Mapping[str, Value]) -> int | None:
+        """Returns the number of rows of a request; None: the inputs have none.
+
+        Raises:
+            ValueError: the inputs differ in it.
+        """
+        return rows_of(self.inputs, values) if self._has_rows else None
+
+    def join(self, requests: Sequence[Mapping[str, Value]]) -> dict[str, Value]:
+        """Returns the values with the rows of several requests."""
+        return {n: each.join([r[n] for r in requests]) for n, each in self.inputs.items()}
+
+    def try_joining(self, known: Sequence[int] | Array = ()) -> str:
+        """Sets `joins` by calls with random rows, alone and together; returns why it is False.
+
+        Args:
+            known: keys that have rows. Without them, rows of unknown keys could all be alike.
+        """
+        if not self._has_rows:
+            return "an input has no free first dimension, or may be a part of a ragged one"
+        wide = np.random.default_rng(0).integers(2, 2**31, 64)
+        refused, varies = "", False
+        for ids in ([0, 1], wide, known):
+            if not len(ids):
+                continue
+            before, self._draw = self._draw, Draw(0, ids)
+            alone = [self.example(rows, width) for rows, width in ((1, 2), (3, 9), (2, 5))]
+            try:
+                answers = [self(values)[0] for values in alone]
+                joined = self(self.join(alone))[0]
+            except tf.errors.OpError as error:  # such as an id outside of a vocabulary
+                refused, self._draw = error.message, before
+                continue
+            why = self.differ(joined, answers, [1, 3, 2])
+            if why:
+                return why
+            varies |= any((output != output[:1]).any() for output in joined.values())
+        if not varies:
+            return f"it refuses random rows: {refused}" if refused else "it answers all rows alike"
+        self.joins = True
+        return ""
+
+    @staticmethod
+    def differ(
+        joined: Mapping[str, Array], answers: Sequence[Mapping[str, Array]], rows: Sequence[int]
+    ) -> str:
+        """Returns how the answer to a batch differs from those to its requests; empty: it does not.
+
+        Args:
+            joined: the outputs of the batch.
+            answers: the outputs of its first requests.
+            rows: their numbers of rows.
+        """
         for name, output in joined.items():
             parts = [answer[name] for answer in answers]
-            if any(each.ndim == 0 for each in (output, *parts)) or [len(p) for p in parts] != [
-                1,
-                3,
-            ]:
+            if any(each.ndim == 0 for each in (output, *parts)) or [*map(len, parts)] != [*rows]:
                 return f"output {name!r} does not have a row for each row of the inputs"
             expected = np.concatenate(parts)
-            if expected.shape != output.shape or not _are_close(output, expected):
+            found = output[: len(expected)]
+            if expected.shape != found.shape or not _are_close(found, expected):
                 return f"output {name!r} of a row depends on the other rows of its batch"
-        self.joins = True
         return ""
 
 
@@ -147,13 +200,15 @@ class LoadedModel:
         self.path = pathlib.Path(path)
         self._loaded = tf.saved_model.load(str(path))
         self.signatures: dict[str, Signature] = {}
-        for name in self._loaded.signatures:
-            if name not in (STATE, APPLY) and name != "serve":
+        why = ""
+        names = [name for name in self._loaded.signatures if name not in (STATE, APPLY, "serve")]
+        for name in names or ["serve"]:
+            try:
                 self.signatures[name] = Signature(self._loaded, name)
-        if not self.signatures and "serve" in self._loaded.signatures:
-            self.signatures[DEFAULT] = Signature(self._loaded, "serve")
+            except (KeyError, ValueError) as error:  # types that no protocol has
+                why = str(error)
         if not self.signatures:
-            raise ValueError(f"{path} has no signature to answer requests with.")
+            raise ValueError(f"{path} has no signature to answer requests with: {why}.")
         self._tables = _tables(self._loaded)
         self._applying = threading.Lock()
 
@@ -179,6 +234,20 @@ class LoadedModel:
             raise ValueError(f"{self.path} has no tables that could follow {path}.")
         with self._applying:
             return int(self._loaded.signatures[APPLY](path=tf.constant(str(path)))["applied"])
+
+    def known_keys(self) -> Array:
+        """Returns some keys that have rows; none if the files cannot be read."""
+        found: list[Array] = [np.empty(0, np.int64)]
+        for folder in {table.loaded_from for table in self._tables.values()}:
+            if folder is None:
+                continue
+            with contextlib.suppress(DataLossError, OSError, ValueError, KeyError):
+                base = Chain.open(folder).snapshots[0]
+                for table in base.manifest.tables:
+                    for shard in table.shards:
+                        keys = base.column(table.name, "keys", shard.rank)
+                        found.append(np.asarray(keys[:_KNOWN_KEYS]).astype(np.int64))
+        return np.concatenate(found)
 
     def catch_up(self) -> None:
         """Applies what is at the path that the model polls, if there is one, without waiting."""
@@ -258,6 +327,9 @@ def _in_order(function: Any) -> list[str]:
 
 
 def _tensor(name: str, spec: tf.TensorSpec) -> Tensor:
+    """Returns a tensor of a signature; raises ValueError for a type that no protocol has."""
+    if not (spec.dtype in _OTHER_TYPES or spec.dtype.is_integer or spec.dtype.is_floating):
+        raise ValueError(f"tensor {name!r} is {spec.dtype.name}")
     dtype = np.dtype(object) if spec.dtype == tf.string else np.dtype(spec.dtype.as_numpy_dtype)
     return Tensor(name, dtype, None if spec.shape.rank is None else tuple(spec.shape))
 
@@ -281,3 +353,16 @@ def _tables(loaded: Any) -> dict[str, ServedTable]:
         if isinstance(each, ServedTable)
     ]
     return {each._name: each for each in found}
+
+
+_LOCATION = re.compile(r"Graph execution error|Detected at node|<stack traces|\s*\[\[")
+_NODE = re.compile(r"\{\{[^}]*\}\} ?| \[Op:\w+\]")
+
+
+def message_of(error: Exception) -> str:
+    """Returns what an error says, without the places in the graph that TensorFlow adds."""
+    if not isinstance(error, tf.errors.OpError):
+        return str(error)
+    lines = (error.message or "").splitlines()
+    texts = [_NODE.sub("", line) for line in lines if line.strip() and not _LOCATION.match(line)]
+    return texts[0] if texts else type(error).__name__

@@ -9,6 +9,7 @@ import functools
 import gc
 import logging
 import pathlib
+import re
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
@@ -21,9 +22,10 @@ from tf_dynemb._presence import is_url
 from tf_dynemb.chains.publish import publish
 from tf_dynemb.serve import metrics, v1, v2
 from tf_dynemb.serve.batches import Batches
-from tf_dynemb.serve.inputs import Value, rows_of
-from tf_dynemb.serve.loaded_model import DEFAULT, LoadedModel, Watermark
+from tf_dynemb.serve.inputs import Value
+from tf_dynemb.serve.loaded_model import DEFAULT, LoadedModel, Watermark, message_of
 from tf_dynemb.serve.sources import Version, source_of
+from tf_dynemb.serve.traces import Stages, Traces
 from tf_dynemb.storage import DataLossError
 
 LOG = logging.getLogger("tf_dynemb.serve")
@@ -34,6 +36,8 @@ _WARM_UP_ROWS = (1, 16, 256)
 # The seconds until a version that could not be loaded is tried again: the first and the longest.
 _RETRY = 1.0, 60.0
 
+# A request that is decoded in a thread.
+_LARGE_BYTES = 128 * 1024
 # How often a new version looks for snapshots that the one before has applied meanwhile.
 _CATCH_UPS = 10
 
@@ -80,6 +84,7 @@ class Model(kserve.Model):  # type: ignore[misc]
         follow: a path or URL of snapshots to apply, besides those that the model follows itself.
         joins: whether requests can be one batch; None: they are if calls with random rows, alone
             and together, have the same outputs.
+        traces: where spans of requests go.
     """
 
     def __init__(
@@ -92,10 +97,11 @@ class Model(kserve.Model):  # type: ignore[misc]
         limits: Limits,
         follow: str | None = None,
         joins: bool | None = None,
+        traces: Traces | None = None,
     ) -> None:
         super().__init__(name, return_response_headers=True)
         self._source = source_of(place, cache / "models" / name)
-        self._place, self._follow_place = place, follow
+        self._place, self._follow_place, self._traces = place, follow, traces
         self._copy = cache / "chains" / name
         self._pool, self._threads, self._limits, self._joins = pool, threads, limits, joins
         # Loads and follows, one after the other.
@@ -105,7 +111,7 @@ class Model(kserve.Model):  # type: ignore[misc]
             maxlen=_RECORDED
         )
         self._failed: dict[Version, tuple[float, float, str]] = {}
-        self._follow_error = ""
+        self._follow_error = self._list_error = ""
         self._is_unloaded = False
         for counter in (metrics.VERSIONS_LOADED, metrics.VERSIONS_FAILED):
             counter.labels(name)  # 0 is there before the first one
@@ -114,12 +120,14 @@ class Model(kserve.Model):  # type: ignore[misc]
     @property
     def loaded(self) -> LoadedModel | None:
         """The model that answers now."""
-        return None if self._live is None else self._live.model
+        live = self._live  # once: threads of scrapes read it, too
+        return None if live is None else live.model
 
     @property
     def version(self) -> str:
         """The version that answers now; empty: it has no number, or there is none."""
-        return "" if self._live is None else self._live.version.name
+        live = self._live
+        return "" if live is None else live.version.name
 
     @property
     def is_unloaded(self) -> bool:
@@ -129,14 +137,16 @@ class Model(kserve.Model):  # type: ignore[misc]
     @property
     def follow_error(self) -> str:
         """Why the next snapshot could not be applied; empty: it could."""
-        if self._live is None:
+        loaded = self.loaded
+        if self._follow_error or loaded is None:
             return self._follow_error
-        return self._follow_error or self._live.model.watermark().error
+        return loaded.watermark().error
 
     @property
     def failures(self) -> dict[str, str]:
-        """The versions that could not be loaded, and why."""
-        return {version.name: why for version, (_, _, why) in self._failed.items()}
+        """The versions that could not be loaded, and why; under "", why there are none."""
+        listed = {"": self._list_error} if self._list_error else {}
+        return {**listed, **{each.name: why for each, (_, _, why) in self._failed.items()}}
 
     async def healthy(self) -> bool:
         """Returns whether the model can answer. One that cannot apply a snapshot still can."""
@@ -162,8 +172,11 @@ class Model(kserve.Model):  # type: ignore[misc]
         """
         try:
             versions = await self._in_background(self._source.versions)
+            self._list_error = ""
         except Exception as error:  # such as a store that does not answer
-            self._warn(f"cannot list {self._place}", error)
+            if str(error) != self._list_error:
+                self._warn(f"cannot list {self._place}", error)
+            self._list_error = str(error) or type(error).__name__
             versions = []
         now = time.monotonic()
         self._failed = {v: at for v, at in self._failed.items() if v in versions}
@@ -209,12 +222,35 @@ class Model(kserve.Model):  # type: ignore[misc]
         Raises:
             exceptions.GrpcException: there is no answer, with gRPC's status.
         """
-        least = _least(headers or {})
+        if self._traces is None:
+            return (await self._predict(payload, headers or {}, response_headers))[0]
+        began, stages, failure = time.time_ns(), None, None
+        answered: dict[str, str] = {} if response_headers is None else response_headers
+        try:
+            found, stages = await self._predict(payload, headers or {}, answered)
+            return found
+        except Exception as error:
+            failure = error
+            raise
+        finally:
+            named = {"model": self.name, **answered}
+            self._traces.note(headers or {}, began, time.time_ns(), named, stages, failure)
+
+    async def _predict(
+        self, payload: Any, headers: dict[str, str], response_headers: dict[str, str] | None
+    ) -> tuple[Any, Stages]:
+        """Returns the answer to a request, and what it has waited for."""
+        least = _least(headers)
         live = self._serving()
         is_v2 = isinstance(payload, kserve.InferRequest)
         name, signature = self._signature(live, None if is_v2 else _signature_of(payload))
+        decode = functools.partial((v2 if is_v2 else v1).decode, payload, signature.inputs)
         try:
-            values = (v2 if is_v2 else v1).decode(payload, signature.inputs)
+            if int(headers.get("content-length", "0")) > _LARGE_BYTES:
+                # In a thread: probes, and other requests, are answered meanwhile.
+                values = await asyncio.get_running_loop().run_in_executor(self._pool, decode)
+            else:
+                values = decode()
             rows = self._checked(signature, values)
         except ValueError as error:
             raise exceptions.InvalidArgument(str(error)) from None
@@ -229,8 +265,10 @@ class Model(kserve.Model):  # type: ignore[misc]
             response_headers.update(_headers(live.version.name, mark))
         try:
             if not is_v2:
-                return v1.encode(payload, answer.outputs)
-            return v2.encode(payload, answer.outputs, live.version.name, _parameters(mark))
+                return v1.encode(payload, answer.outputs), answer.stages
+            parameters = _parameters(mark)
+            found = v2.encode(payload, answer.outputs, live.version.name, parameters)
+            return found, answer.stages
         except ValueError as error:
             raise exceptions.InvalidArgument(str(error)) from None
 
@@ -250,17 +288,15 @@ class Model(kserve.Model):  # type: ignore[misc]
 
     def _checked(self, signature: Any, values: dict[str, Value]) -> int:
         """Returns the rows of a request; raises ValueError if it is too large or has none."""
+        rows = signature.rows(values)
+        if rows is not None and not 0 < rows <= self._limits.rows:
+            raise ValueError(f"the request has {rows} rows; it can have 1 to {self._limits.rows}.")
         elements = sum(part.size for value in values.values() for part in value)
         if elements > self._limits.elements:
             raise ValueError(
                 f"the request has {elements} elements, more than {self._limits.elements}."
             )
-        if not signature.joins:
-            return 1
-        rows = rows_of(signature.inputs, values)
-        if not 0 < rows <= self._limits.rows:
-            raise ValueError(f"the request has {rows} rows; it can have 1 to {self._limits.rows}.")
-        return rows
+        return rows or 1
 
     def _record(self, signature: str, values: dict[str, Value]) -> None:
         if sum(part.nbytes for value in values.values() for part in value) <= _RECORDED_BYTES:
@@ -279,9 +315,9 @@ class Model(kserve.Model):  # type: ignore[misc]
         except Exception as error:
             _, delay, said = self._failed.get(version, (0.0, _RETRY[0] / 2, ""))
             delay = min(2 * delay, _RETRY[1])
-            if str(error) != said:
+            if message_of(error) != said:
                 self._warn(f"cannot load {label}", error)
-            self._failed[version] = time.monotonic() + delay, delay, str(error)
+            self._failed[version] = time.monotonic() + delay, delay, message_of(error)
             metrics.VERSIONS_FAILED.labels(self.name).inc()
             return False
         if self._is_unloaded:
@@ -333,8 +369,9 @@ class Model(kserve.Model):  # type: ignore[misc]
 
     def _warm_up(self, model: LoadedModel) -> None:
         """Traces and allocates, and touches what requests have touched."""
+        known = model.known_keys()
         for name, signature in model.signatures.items():
-            why = signature.try_joining()
+            why = signature.try_joining(known)
             if self._joins is not None:
                 signature.joins = self._joins
             elif why:
@@ -362,7 +399,7 @@ class Model(kserve.Model):  # type: ignore[misc]
             model.apply(place)
             error = ""
         except (DataLossError, OSError, RuntimeError, ValueError, tf.errors.OpError) as caught:
-            error = getattr(caught, "message", None) or str(caught)
+            error = message_of(caught)
         if error and error != self._follow_error:
             LOG.warning("model %s cannot follow %s: %s", self.name, self._follow_place, error)
         self._follow_error = error
@@ -385,7 +422,7 @@ class Model(kserve.Model):  # type: ignore[misc]
         self._source.release(path)
 
     def _warn(self, what: str, error: Exception) -> None:
-        LOG.warning("model %s: %s: %s: %s", self.name, what, type(error).__name__, error)
+        LOG.warning("model %s: %s: %s", self.name, what, message_of(error) or type(error).__name__)
 
 
 def _signature_of(body: Any) -> str | None:
@@ -397,10 +434,11 @@ def _signature_of(body: Any) -> str | None:
 
 def _least(headers: Mapping[str, str]) -> int | None:
     text = headers.get(MIN_WATERMARK)
-    try:
-        return None if text is None else int(text)
-    except ValueError:
-        raise exceptions.InvalidArgument(f"{MIN_WATERMARK} is not an integer: {text!r}.") from None
+    if text is None:
+        return None
+    if not re.fullmatch(r"-?[0-9]{1,19}", text):
+        raise exceptions.InvalidArgument(f"{MIN_WATERMARK} is not an integer: {text[:40]!r}.")
+    return int(text)
 
 
 def _headers(version: str, mark: Watermark) -> dict[str, str]:

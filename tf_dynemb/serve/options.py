@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import pathlib
+import re
 from collections.abc import Callable, Sequence
 
 
@@ -63,11 +64,11 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     network = parser.add_argument_group("network")
     network.add_argument("--host", default="127.0.0.1", help="default: 127.0.0.1; 0.0.0.0: all")
     network.add_argument(
-        "--http-port", type=int, default=8080, metavar="PORT", help="default: 8080; 0: a free one"
+        "--http-port", type=_port, default=8080, metavar="PORT", help="default: 8080; 0: a free one"
     )
     network.add_argument(
         "--grpc-port",
-        type=int,
+        type=_port,
         default=8081,
         metavar="PORT",
         help="default: 8081; 0: a free one; -1: no gRPC",
@@ -86,7 +87,11 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     limits = parser.add_argument_group("limits")
     limits.add_argument(
-        "--max-request-bytes", type=_positive(int), default=16 << 20, metavar="N", help="16 MiB"
+        "--max-request-bytes",
+        type=_positive(int),
+        default=4 << 20,
+        metavar="N",
+        help="bytes of the body of a request; default: 4 MiB",
     )
     limits.add_argument(
         "--max-rows",
@@ -118,7 +123,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     limits.add_argument(
         "--drain-seconds",
-        type=float,
+        type=_seconds,
         default=5.0,
         metavar="S",
         help="after SIGTERM: not ready, but answering, for so long; default: 5",
@@ -138,15 +143,31 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def _named(text: str) -> tuple[str, str]:
     name, equals, place = text.partition("=")
-    if not equals or not name or not place or "/" in name or ":" in name:
-        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=PATH")
+    if not equals or not place or not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*", name):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not NAME=PATH with a name of letters and digits"
+        )
     return name, place
+
+
+def _port(text: str) -> int:
+    port = int(text)
+    if not -1 <= port < 65536:
+        raise argparse.ArgumentTypeError(f"{text} is no port")
+    return port
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 <= seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is no number of seconds")
+    return seconds
 
 
 def _positive(kind: type[int] | type[float]) -> Callable[[str], int | float]:
     def positive(text: str) -> int | float:
         value = kind(text)
-        if not value > 0:
+        if not 0 < value < float("inf"):
             raise argparse.ArgumentTypeError(f"{text} is not above 0")
         return value
 

@@ -7,7 +7,6 @@ import logging
 import re
 import sys
 import time
-import urllib.parse
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
@@ -54,7 +53,7 @@ _HTTP = {
 }
 _CODES = {number: code.name for code, number in _HTTP.items()} | {
     408: StatusCode.DEADLINE_EXCEEDED.name,
-    413: StatusCode.INVALID_ARGUMENT.name,
+    413: StatusCode.RESOURCE_EXHAUSTED.name,
 }
 
 _INFERENCE = re.compile(
@@ -100,36 +99,56 @@ class App:
             return
         path, headers = str(scope["path"]), _headers(scope)
         found = _INFERENCE.fullmatch(path) if scope["method"] == "POST" else None
-        began = time.perf_counter()
+        began, body = time.perf_counter(), None
         try:
-            if path not in _OPEN:
+            if path in _OPEN:
+                _check_probe(str(scope["method"]))
+            else:
                 self._admission.check(headers.get("authorization"))
+            with self._admission.reading():
+                body = await self._body(headers, receive)
             if found is None:
-                body = await self._body(headers, receive)
-                await self._others(scope, _again(body, receive), send)
+                await self._other(scope, _again(body, receive), send)
                 return
+            began = time.perf_counter()
             with self._admission.admitted():
-                body = await self._body(headers, receive)
-                began = time.perf_counter()
                 answer = await self._infer(found, body, headers)
         except Exception as error:
             answer = _failure(error)
+        if body is None:  # nobody reads what may come of it
+            answer.headers["connection"] = "close"
         await answer.send(send)
         if found is not None:
             self._count(found, answer.status, time.perf_counter() - began)
+
+    async def _other(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers another request. FastAPI raises what it has answered by 500."""
+        has_begun = False
+
+        async def noted(message: MutableMapping[str, Any]) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        try:
+            await self._others(scope, receive, noted)
+        except Exception as error:
+            if not has_begun:
+                raise
+            LOG.error("a request failed", exc_info=error)
 
     async def _infer(self, found: re.Match[str], body: bytes, headers: dict[str, str]) -> _Answer:
         """Answers a request to a model."""
         is_v1 = found["predict"] is not None
         name, version = found["v1" if is_v1 else "v2"], found["v1v" if is_v1 else "v2v"]
-        model = self._repository.named(urllib.parse.unquote(name), version)
+        model = self._repository.named(name, version)
         answered: dict[str, str] = {}
         if is_v1:
             given = await model.predict(_json(body), headers, answered)
             return _Answer(200, orjson.dumps(given, option=orjson.OPT_SERIALIZE_NUMPY), answered)
         length = headers.get(_JSON_BYTES, str(len(body)))
-        if not length.isdecimal() or int(length) > len(body):
-            raise exceptions.InvalidArgument(f"{_JSON_BYTES} is {length!r} of {len(body)} bytes.")
+        if not re.fullmatch("[0-9]{1,18}", length) or int(length) > len(body):
+            raise exceptions.InvalidArgument(f"{_JSON_BYTES} is {length[:20]!r}.")
         try:
             request = v2.parse(body, int(length), model.name)
         except ValueError as error:
@@ -143,7 +162,7 @@ class App:
     async def _body(self, headers: dict[str, str], receive: Receive) -> bytes:
         """Returns the body of a request; raises _RefusedError if it is too large or too slow."""
         length = headers.get("content-length", "0")
-        if not length.isdecimal() or int(length) > self._max_bytes:
+        if not re.fullmatch("[0-9]{1,18}", length) or int(length) > self._max_bytes:
             raise _RefusedError(413, f"the request has more than {self._max_bytes} bytes.")
         late = _RefusedError(408, f"the request did not arrive in {self._seconds:g} s.")
         if sys.version_info < (3, 11):
@@ -175,6 +194,11 @@ class App:
         protocol = "v1" if is_v1 else "v2"
         metrics.REQUESTS.labels(model, protocol, _CODES.get(status, "UNKNOWN")).inc()
         metrics.REQUEST_SECONDS.labels(model, protocol).observe(seconds)
+
+
+def _check_probe(method: str) -> None:
+    if method not in ("GET", "HEAD"):
+        raise _RefusedError(405, "ask by GET.")
 
 
 class _Answer:
@@ -227,7 +251,7 @@ def _failure(error: Exception) -> _Answer:
     if isinstance(error, exceptions.GrpcException):
         text, status = error.details, _HTTP.get(error.status_code, 500)
     elif isinstance(error, _RefusedError):
-        status, headers["connection"] = error.status, "close"
+        status = error.status
     elif isinstance(error, (errors.ModelNotReady, errors.ServerNotReady)):
         status = 503
     elif isinstance(error, errors.InvalidInput):
@@ -250,6 +274,7 @@ def _others(repository: Repository, dataplane: DataPlane) -> fastapi.FastAPI:
     endpoints = _Endpoints(repository, dataplane)
     app.include_router(endpoints.v1())
     app.include_router(endpoints.v2())
+    app.add_exception_handler(Exception, _failed)
     app.add_api_route("/", dataplane.live, tags=["health"])
     app.add_api_route("/metrics", _metrics, response_class=Response, tags=["health"])
     for kind in (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import logging
 import time
@@ -76,8 +77,9 @@ class _Service(InferenceServicer):  # type: ignore[misc]
                 given = InferRequest.from_grpc(request)
                 response = await asked.predict(given, to_headers(context))
                 return response.to_grpc()
-        except Exception as error:
-            code = _status(error)[0]
+        except BaseException as error:
+            is_gone = isinstance(error, asyncio.CancelledError)
+            code = grpc.StatusCode.CANCELLED if is_gone else _status(error)[0]
             raise
         finally:
             metrics.REQUESTS.labels(model, "grpc", code.name).inc()
@@ -86,8 +88,14 @@ class _Service(InferenceServicer):  # type: ignore[misc]
 
     async def ModelMetadata(self, request: Any, context: Any) -> Any:  # noqa: N802
         """Returns the inputs and outputs of a model."""
+        self._repository.named(request.name, request.version)
         found = await self._data_plane.model_metadata(request.name)
         return messages.ModelMetadataResponse(**found)
+
+    async def ModelReady(self, request: Any, context: Any) -> Any:  # noqa: N802
+        """Returns whether a model can answer."""
+        model = self._repository.named(request.name, request.version)
+        return messages.ModelReadyResponse(ready=model.loaded is not None)
 
     async def RepositoryModelLoad(self, request: Any, context: Any) -> Any:  # noqa: N802
         """Loads a model."""
@@ -145,7 +153,7 @@ def _read(deserialize: Callable[[bytes], Any], data: bytes) -> Any:
         return exceptions.InvalidArgument("the message cannot be read.")
 
 
-def _status(error: Exception) -> tuple[grpc.StatusCode, str]:
+def _status(error: BaseException) -> tuple[grpc.StatusCode, str]:
     if isinstance(error, exceptions.GrpcException):
         return error.status_code, error.details
     if isinstance(error, (errors.InvalidInput, errors.InferenceError)):

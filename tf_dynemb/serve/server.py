@@ -13,7 +13,7 @@ import pathlib
 import signal
 import socket
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import grpc
@@ -28,6 +28,7 @@ from tf_dynemb.serve.dataplane import DataPlane, Repository
 from tf_dynemb.serve.model import Limits, Model
 from tf_dynemb.serve.rest import App
 from tf_dynemb.serve.rpc import create_server
+from tf_dynemb.serve.traces import Traces
 
 LOG = logging.getLogger("tf_dynemb.serve")
 # After the drain: for requests that are still being answered.
@@ -35,6 +36,8 @@ _GRACE_SECONDS = 30
 
 
 _HEADER_BYTES = 64 * 1024
+# Requests of a connection that wait for the answer to the one before.
+_PIPELINE = 64
 
 
 class ServerError(Exception):
@@ -48,7 +51,7 @@ async def serve(
 
     At one of these signals the server stops to be ready, and answers for `drain_seconds` more, in
     which load balancers find other servers. It then accepts no connections, answers the requests
-    that it has, and returns.
+    that it has, and returns. A second signal ends the wait.
 
     Args:
         options: as `tf_dynemb.serve.options.parse` returns them.
@@ -58,10 +61,14 @@ async def serve(
     Raises:
         ServerError: a port, a certificate or a token cannot be used, or a model not be loaded.
     """
-    ended, draining = asyncio.Event(), asyncio.Event()
+    ended, hurried, draining = asyncio.Event(), asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
+
+    def end() -> None:
+        (hurried if ended.is_set() else ended).set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, ended.set)
+        loop.add_signal_handler(number, end)
     with contextlib.ExitStack() as stack:
         cache = options.cache
         if cache is None:
@@ -71,7 +78,13 @@ async def serve(
             stack.enter_context(_taken(cache))
         pool = concurrent.futures.ThreadPoolExecutor(options.threads, "call")
         stack.callback(pool.shutdown, wait=False)
-        models = _models(options, cache, pool)
+        try:
+            traces = Traces.configured()
+        except ImportError as error:
+            raise ServerError(f"{error}: pip install 'tf_dynemb[traces]'") from error
+        if traces is not None:
+            stack.callback(traces.close)
+        models = _models(options, cache, pool, traces)
         repository = Repository(models, options.model_control)
         dataplane = DataPlane(repository, draining.is_set)
         admission = Admission(options.max_requests, _token(options.token_file))
@@ -91,11 +104,8 @@ async def serve(
             # What is there now stays: later collections, of models that have ended, are short.
             gc.collect()
             gc.freeze()
-            for model in models:
-                await model.refresh()
-                if model.loaded is None:
-                    why = "; ".join(model.failures.values()) or "there is no SavedModel"
-                    raise ServerError(f"model {model.name!r} cannot be loaded: {why}")
+            if not await _before(ended, _load(models)):
+                return
             polls = [loop.create_task(_poll(model, options.poll_seconds)) for model in models]
             LOG.info("REST on %s, gRPC on %s", url, address)
             if started is not None:
@@ -103,7 +113,7 @@ async def serve(
             await ended.wait()
             LOG.info("draining for %g s", options.drain_seconds)
             draining.set()
-            await asyncio.sleep(max(options.drain_seconds, 0))
+            await _before(hurried, asyncio.sleep(options.drain_seconds))
             for poll in polls:
                 poll.cancel()
         finally:
@@ -111,9 +121,30 @@ async def serve(
                 await rpc.stop(_GRACE_SECONDS)
             http.end()
             await listening
-            for model in models:
-                await model.close()
+            closing = asyncio.gather(*(model.close() for model in models))
+            with contextlib.suppress(asyncio.TimeoutError):  # a call that does not end
+                await asyncio.wait_for(closing, _GRACE_SECONDS)
     LOG.info("ended")
+
+
+async def _load(models: list[Model]) -> None:
+    for model in models:
+        await model.refresh()
+        if model.loaded is None:
+            why = "; ".join(model.failures.values()) or "there is no SavedModel"
+            raise ServerError(f"model {model.name!r} cannot be loaded: {why}")
+
+
+async def _before(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Runs something until an event; returns whether it has ended before."""
+    running, waiting = asyncio.ensure_future(work), asyncio.ensure_future(event.wait())
+    await asyncio.wait((running, waiting), return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    if not running.done():
+        running.cancel()
+        return False
+    running.result()
+    return True
 
 
 class _Http:
@@ -123,6 +154,8 @@ class _Http:
 
         class Limited(_Protocol):
             seconds = options.timeout_seconds
+            # With the sizes of chunks, and trailers.
+            max_body_bytes = 4 * options.max_request_bytes + _HEADER_BYTES
 
         config = uvicorn.Config(
             app,
@@ -134,9 +167,9 @@ class _Http:
             server_header=False,
             timeout_keep_alive=65,  # longer than that of load balancers
             timeout_graceful_shutdown=_GRACE_SECONDS,
-            limit_concurrency=max(1024, 4 * options.max_requests),  # connections
             ssl_certfile=options.tls_cert,
             ssl_keyfile=options.tls_key,
+            ssl_keyfile_password="",  # so that nothing asks for one
         )
         config.load()
         self._server = _Server(config)
@@ -154,9 +187,11 @@ class _Protocol(HttpToolsProtocol):
     """A connection whose headers have limits: `seconds` to arrive, and their number of bytes."""
 
     seconds: float
+    max_body_bytes: int
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
+        self._body_bytes = 0
         self._header_bytes = 0  # of a request whose headers come; -1: its body does
         self._timer: asyncio.TimerHandle | None = None
 
@@ -166,8 +201,14 @@ class _Protocol(HttpToolsProtocol):
             self._timer = self.loop.call_later(self.seconds, self._close)
         if self._header_bytes >= 0:
             self._header_bytes += len(data)
+        else:
+            self._body_bytes += len(data)
         super().data_received(data)
-        if self._header_bytes > _HEADER_BYTES:
+        if (
+            self._header_bytes > _HEADER_BYTES
+            or self._body_bytes > self.max_body_bytes
+            or len(self.pipeline) > _PIPELINE
+        ):
             self._close()
 
     def connection_made(self, transport: Any) -> None:
@@ -183,12 +224,12 @@ class _Protocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Begins the body of a request, which `rest.App` limits."""
         self._stop()
-        self._header_bytes = -1
+        self._header_bytes, self._body_bytes = -1, 0
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         """Ends a request; the headers of another one may come."""
-        self._header_bytes = 0
+        self._header_bytes, self._body_bytes = 0, 0
         super().on_message_complete()
 
     def _stop(self) -> None:
@@ -211,15 +252,23 @@ class _Server(uvicorn.Server):
 
 
 def _models(
-    options: argparse.Namespace, cache: pathlib.Path, pool: concurrent.futures.Executor
+    options: argparse.Namespace,
+    cache: pathlib.Path,
+    pool: concurrent.futures.Executor,
+    traces: Traces | None,
 ) -> list[Model]:
     follow = dict(options.follow)
     limits = Limits(options.max_rows, options.max_elements, options.timeout_seconds)
     joins = {"auto": None, "on": True, "off": False}[options.batching]
-    return [
-        Model(name, place, cache, pool, options.threads, limits, follow.get(name), joins)
-        for name, place in options.model
-    ]
+    try:
+        return [
+            Model(
+                name, place, cache, pool, options.threads, limits, follow.get(name), joins, traces
+            )
+            for name, place in options.model
+        ]
+    except (ImportError, OSError, ValueError) as error:  # of a URL
+        raise ServerError(f"--model: {error}") from error
 
 
 @contextlib.contextmanager
@@ -244,7 +293,7 @@ def _token(file: str | None) -> str | None:
         return None
     try:
         token = pathlib.Path(file).read_text().strip()
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise ServerError(f"--token-file: {error}") from error
     if not token:
         raise ServerError(f"--token-file: {file} is empty")

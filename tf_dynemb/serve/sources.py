@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 from abc import ABC, abstractmethod
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from typing import Any, NamedTuple
 
 from tf_dynemb._presence import is_url, local_path, remove_tree
@@ -68,10 +68,10 @@ class PathSource(Source):
         found = [*self._version("", self._path)]
         if not found:
             try:
-                names = [each.name for each in os.scandir(self._path) if each.name.isdecimal()]
+                names = [each.name for each in os.scandir(self._path)]
             except (FileNotFoundError, NotADirectoryError):
                 names = []
-            for name in sorted(names, key=int, reverse=True):
+            for name in _numbers(names):
                 found += self._version(name, self._path / name)
         return found
 
@@ -85,7 +85,7 @@ class PathSource(Source):
     def _version(self, name: str, path: pathlib.Path) -> list[Version]:
         try:
             graph = os.stat(path / _GRAPH)
-        except (FileNotFoundError, NotADirectoryError):
+        except OSError:  # one entry that cannot be read does not hide the others
             return []
         return [Version(name, (graph.st_dev, graph.st_ino, graph.st_mtime_ns), str(path))]
 
@@ -113,7 +113,7 @@ class StoreSource(Source):
             except FileNotFoundError:
                 listed = []
             names = [each.rstrip("/").rpartition("/")[2] for each in listed]
-            for name in sorted(filter(str.isdecimal, names), key=int, reverse=True):
+            for name in _numbers(names):
                 found += self._version(name, f"{self._root.rstrip('/')}/{name}")
         return found
 
@@ -145,3 +145,10 @@ class StoreSource(Source):
         keys = ("ETag", "etag", "mtime", "created", "size")
         stamp = tuple((each, *(str(has.get(k)) for k in keys)) for each, has in objects.items())
         return [Version(name, stamp, root)]
+
+
+def _numbers(names: Iterable[str]) -> list[str]:
+    """Returns the names that are numbers, the highest first."""
+    numbers = [name for name in names if name.isascii() and name.isdecimal()]
+    plain = {name: name.lstrip("0") for name in numbers}
+    return sorted(numbers, key=lambda name: (len(plain[name]), plain[name], name), reverse=True)

@@ -80,7 +80,7 @@ def _shown(name: str, output: Array) -> Any:
         return _strings(output.tolist(), name.endswith("_bytes"))
     if output.dtype in _NARROW:
         output = output.astype(np.float32)
-    return np.ascontiguousarray(output)
+    return output if output.flags.c_contiguous else output.copy()
 
 
 def _strings(data: Any, as_base64: bool) -> Any:

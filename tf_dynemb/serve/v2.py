@@ -56,7 +56,7 @@ def parse(body: bytes, json_bytes: int, model: str) -> InferRequest:
     return InferRequest(
         model,
         inputs,
-        request_id=str(given["id"]) if "id" in given else None,
+        request_id=given["id"] if isinstance(given.get("id"), str) else None,
         parameters=parameters,
         request_outputs=[_requested(each) for each in outputs or ()] or None,
     )
@@ -116,6 +116,8 @@ def encode(
     asked = request.request_outputs or [RequestedOutput(name) for name in outputs]
     default = bool(request.use_binary_outputs)
     made, binary = [], default
+    if len({each.name for each in asked}) < len(asked):
+        raise ValueError("an output is asked for twice.")
     for each in asked:
         if each.name not in outputs:
             raise ValueError(f"there is no output {each.name!r}: {', '.join(outputs)}.")
@@ -190,7 +192,7 @@ def _array(each: InferInput) -> Array:
     if each._raw_data is None:
         array = _listed(each, dtype)
     elif dtype.kind == "O":
-        array = _strings(each.name, each._raw_data)
+        array = _strings(each.name, each._raw_data, math.prod(shape))
     elif len(each._raw_data) % dtype.itemsize:
         raise ValueError(f"input {each.name!r}: {len(each._raw_data)} bytes of {dtype}.")
     else:
@@ -209,9 +211,12 @@ def _listed(each: InferInput, dtype: np.dtype[Any]) -> Array:
     return tensor.parse(data)
 
 
-def _strings(name: str, data: bytes) -> Array:
-    found, begin = [], 0
+def _strings(name: str, data: bytes, count: int) -> Array:
+    found: list[bytes] = []
+    begin = 0
     while begin < len(data):
+        if len(found) == count:
+            raise ValueError(f"input {name!r} has more strings than its shape.")
         end = begin + 4
         if end <= len(data):
             end += struct.unpack_from("<I", data, begin)[0]
