@@ -510,7 +510,7 @@ def test_limits_tokens_and_control(folder, tmp_path):
             assert client.post("/v2/repository/models/ctr/load").json()["load"]
             assert v1(client, {"instances": ROWS}).status_code == 200
 
-            # Bodies that do not come are refused in time, and only so many are waited for.
+            # Bodies that do not come are refused in time, and there is a limit on them.
             def slow():
                 yield b"{"
                 time.sleep(3)

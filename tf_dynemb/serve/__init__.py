@@ -6,7 +6,7 @@ It answers KServe's protocols V1 (TensorFlow Serving's REST) and V2 (Open Infere
 and gRPC), over KServe's data plane, messages and model interface. docs/server.md is the guide.
 
     rest, rpc          the protocols, their limits and errors
-      └─> dataplane    the models of the server, by name
+      └─> dataplane    the models of the server by name; which requests are let in
             └─> model      versions, snapshots that it follows; requests become answers
                   ├─> v1, v2     the bodies of requests and answers
                   ├─> sources    where versions appear

@@ -20,7 +20,7 @@ from tf_dynemb.serve.loaded_model import Signature, Watermark, message_of
 from tf_dynemb.serve.traces import Stages
 
 # The answers to joined requests are compared with that to one of them alone: in the first batches
-# of a version, and then in one of so many.
+# of a version, and in few after them.
 _CHECKED, _CHECKED_EACH = 32, 256
 LOG = logging.getLogger("tf_dynemb.serve")
 

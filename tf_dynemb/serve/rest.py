@@ -31,8 +31,7 @@ from starlette.exceptions import HTTPException
 
 from tf_dynemb._version import __version__
 from tf_dynemb.serve import metrics, v2
-from tf_dynemb.serve.admission import Admission
-from tf_dynemb.serve.dataplane import DataPlane, Repository
+from tf_dynemb.serve.dataplane import Admission, DataPlane, Repository
 from tf_dynemb.serve.inputs import Tensor
 
 LOG = logging.getLogger("tf_dynemb.serve")

@@ -21,8 +21,7 @@ from kserve.protocol.grpc.servicer import InferenceServicer
 from kserve.utils.utils import to_headers
 
 from tf_dynemb.serve import metrics
-from tf_dynemb.serve.admission import Admission
-from tf_dynemb.serve.dataplane import DataPlane, Repository
+from tf_dynemb.serve.dataplane import Admission, DataPlane, Repository
 
 LOG = logging.getLogger("tf_dynemb.serve")
 # What probes ask without a token.

@@ -23,8 +23,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tf_dynemb._presence import remove_tree
 from tf_dynemb.serve import metrics
-from tf_dynemb.serve.admission import Admission
-from tf_dynemb.serve.dataplane import DataPlane, Repository
+from tf_dynemb.serve.dataplane import Admission, DataPlane, Repository
 from tf_dynemb.serve.model import Limits, Model
 from tf_dynemb.serve.rest import App
 from tf_dynemb.serve.rpc import create_server
