@@ -246,7 +246,7 @@ class Model(kserve.Model):  # type: ignore[misc]
         name, signature = self._signature(live, None if is_v2 else _signature_of(payload))
         decode = functools.partial((v2 if is_v2 else v1).decode, payload, signature.inputs)
         try:
-            if int(headers.get("content-length", "0")) > _LARGE_BYTES:
+            if _size(payload, headers) > _LARGE_BYTES:
                 # In a thread: probes, and other requests, are answered meanwhile.
                 values = await asyncio.get_running_loop().run_in_executor(self._pool, decode)
             else:
@@ -430,6 +430,13 @@ def _signature_of(body: Any) -> str | None:
     if not isinstance(name, (str, type(None))):
         raise exceptions.InvalidArgument("signature_name is a string.")
     return name or None
+
+
+def _size(payload: Any, headers: Mapping[str, str]) -> int:
+    """Returns about how many bytes a request has."""
+    if "content-length" in headers or not isinstance(payload, kserve.InferRequest):
+        return int(headers.get("content-length", _LARGE_BYTES + 1))
+    return sum(len(each._raw_data or each.data or ()) for each in payload.inputs)
 
 
 def _least(headers: Mapping[str, str]) -> int | None:
