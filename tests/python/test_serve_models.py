@@ -24,6 +24,7 @@ if importlib.util.find_spec("kserve") is None:
 
 from grpc_interceptor import exceptions
 
+from tf_dynemb.serve import v1
 from tf_dynemb.serve.batches import Answer, Batches
 from tf_dynemb.serve.inputs import Dense, Ragged, Sparse, Tensor, collect, rows_of
 from tf_dynemb.serve.loaded_model import LoadedModel, Signature, Watermark
@@ -478,6 +479,34 @@ def test_a_model_that_is_exported_again(tmp_path):
         await model.refresh()
         assert model.loaded is not first
         check_answer((await answer(model))[0], other)
+        await model.close()
+
+    asyncio.run(run())
+
+
+def test_a_version_stays_while_a_request_is_decoded(tmp_path, monkeypatch):
+    trained = build()
+    export(trained, tmp_path, "1")
+    decode = v1.decode
+
+    def slowly(*arguments):
+        time.sleep(1)
+        return decode(*arguments)
+
+    async def run():
+        model = served(tmp_path, tmp_path / "models")
+        await model.refresh()
+        first = model.loaded
+        monkeypatch.setattr(v1, "decode", slowly)
+        asked = asyncio.create_task(answer(model))
+        await asyncio.sleep(0.1)
+        export(trained, tmp_path, "2")
+        await model.refresh()
+        assert model.loaded is not first
+        found, headers = await asked
+        assert headers["x-model-version"] == "1"
+        check_answer(found, trained)
+        assert (await answer(model))[1]["x-model-version"] == "2"
         await model.close()
 
     asyncio.run(run())

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import collections
 import concurrent.futures
+import contextlib
 import functools
 import gc
 import logging
 import pathlib
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import kserve
@@ -65,6 +66,21 @@ class _Live:
         self, version: Version, path: pathlib.Path, model: LoadedModel, batches: dict[str, Batches]
     ) -> None:
         self.version, self.path, self.model, self.batches = version, path, model, batches
+        self.requests = 0
+
+    @contextlib.contextmanager
+    def used(self) -> Iterator[None]:
+        """A context in which a request uses the version, so that it does not end."""
+        self.requests += 1
+        try:
+            yield
+        finally:
+            self.requests -= 1
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing uses it: no request, and no call whose requests have given up."""
+        return not self.requests and all(each.is_idle for each in self.batches.values())
 
 
 class Model(kserve.Model):  # type: ignore[misc]
@@ -113,6 +129,7 @@ class Model(kserve.Model):  # type: ignore[misc]
         self._failed: dict[Version, tuple[float, float, str]] = {}
         self._follow_error = self._list_error = ""
         self._is_unloaded = False
+        self._refreshing = asyncio.Lock()
         for counter in (metrics.VERSIONS_LOADED, metrics.VERSIONS_FAILED):
             counter.labels(name)  # 0 is there before the first one
         self._ending: set[asyncio.Task[None]] = set()
@@ -170,6 +187,10 @@ class Model(kserve.Model):  # type: ignore[misc]
 
         A failure is logged and reported. The model then goes on as before.
         """
+        async with self._refreshing:
+            await self._refresh()
+
+    async def _refresh(self) -> None:
         try:
             versions = await self._in_background(self._source.versions)
             self._list_error = ""
@@ -240,8 +261,19 @@ class Model(kserve.Model):  # type: ignore[misc]
         self, payload: Any, headers: dict[str, str], response_headers: dict[str, str] | None
     ) -> tuple[Any, Stages]:
         """Returns the answer to a request, and what it has waited for."""
-        least = _least(headers)
         live = self._serving()
+        with live.used():
+            return await self._answer(live, payload, headers, response_headers)
+
+    async def _answer(
+        self,
+        live: _Live,
+        payload: Any,
+        headers: dict[str, str],
+        response_headers: dict[str, str] | None,
+    ) -> tuple[Any, Stages]:
+        """Returns the answer of a version."""
+        least = _least(headers)
         is_v2 = isinstance(payload, kserve.InferRequest)
         name, signature = self._signature(live, None if is_v2 else _signature_of(payload))
         decode = functools.partial((v2 if is_v2 else v1).decode, payload, signature.inputs)
@@ -412,7 +444,7 @@ class Model(kserve.Model):  # type: ignore[misc]
             task.add_done_callback(self._ending.discard)
 
     async def _end(self, live: _Live) -> None:
-        while not all(each.is_idle for each in live.batches.values()):
+        while not live.is_idle:
             await asyncio.sleep(0.02)
         path = live.path
         live.batches.clear()
