@@ -76,7 +76,8 @@ class Trainer:
 
     def delta(self) -> None:
         self.train()
-        self.note(self._de.incremental_dump(self._chain, self._model))
+        # Merges the deltas into a base now and then.
+        self.note(self._de.incremental_dump(self._chain, self._model, compact_every=100))
 
     def version(self) -> None:
         self._versions += 1
@@ -226,7 +227,7 @@ async def error_is(url: str, expected: bool) -> None:
 
 async def run(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     (folder / "disk").mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "x", folder / "disk"], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256m", "x", folder / "disk"], check=True)
     trainer = await asyncio.create_subprocess_exec(
         sys.executable, __file__, "--trainer", folder,
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
@@ -273,7 +274,8 @@ async def run(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     finally:
         if server.process is not None and server.process.poll() is None:
             server.process.kill()
-        trainer.kill()
+        with contextlib.suppress(ProcessLookupError):
+            trainer.kill()
         await trainer.wait()
         subprocess.run(["umount", folder / "disk"], check=True)
         shutil.copy(folder / "server.log", options.log)
