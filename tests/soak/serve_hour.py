@@ -55,6 +55,7 @@ class Trainer:
         optimizer = de.OptimizerWrapper(keras.optimizers.Adagrad(0.1))
         self._model.compile(optimizer, "binary_crossentropy")
         self._versions = 0
+        self._compact_every = int(os.environ.get("COMPACT_EVERY", "100"))
         self._mark: Any = None
 
     def train(self) -> None:
@@ -68,7 +69,7 @@ class Trainer:
         ids = np.arange(PROBE)[:, None]
         scores = np.ravel(self._model.predict_on_batch([ids, ids])).tolist()
         with (self._folder / PROBES).open("a") as file:
-            file.write(json.dumps({"id": mark.id, "scores": scores}) + "\n")
+            file.write(json.dumps({"tick": mark.tick, "scores": scores}) + "\n")
 
     def base(self) -> None:
         self.train()
@@ -77,7 +78,8 @@ class Trainer:
     def delta(self) -> None:
         self.train()
         # Merges the deltas into a base now and then.
-        self.note(self._de.incremental_dump(self._chain, self._model, compact_every=100))
+        compact = {"compact_every": self._compact_every}
+        self.note(self._de.incremental_dump(self._chain, self._model, **compact))
 
     def version(self) -> None:
         self._versions += 1
@@ -118,7 +120,7 @@ class Load:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self.answers: list[tuple[str, list[int], list[float], str]] = []
+        self.answers: list[tuple[int, list[int], list[float], str]] = []
         self.refused: dict[str, int] = {}
         self.failed: list[str] = []
         self.older = 0
@@ -151,7 +153,8 @@ class Load:
                 self._newest = max(self._newest, tick)
                 scores = [row[0] for row in answer.json()["outputs"]]
                 version = answer.headers["x-model-version"]
-                self.answers.append((answer.headers["x-watermark-id"], pairs, scores, version))
+                # Not the id of the snapshot: deltas are merged into a base with another one.
+                self.answers.append((tick, pairs, scores, version))
 
     def _note_failure(self, what: str, was_away: bool) -> None:
         if was_away or self.is_away:
@@ -162,12 +165,12 @@ class Load:
     def wrong(self, folder: Path) -> tuple[int, int]:
         """Returns the number of wrong answers, and of snapshots in answers."""
         lines = map(json.loads, (folder / PROBES).read_text().splitlines())
-        probes = {line["id"]: np.array(line["scores"], np.float32) for line in lines}
+        probes = {line["tick"]: np.array(line["scores"], np.float32) for line in lines}
         wrong = sum(
-            id_ not in probes or not np.allclose(scores, probes[id_][pairs], 0, TOLERANCE)
-            for id_, pairs, scores, _ in self.answers
+            tick not in probes or not np.allclose(scores, probes[tick][pairs], 0, TOLERANCE)
+            for tick, pairs, scores, _ in self.answers
         )
-        return wrong, len({id_ for id_, _, _, _ in self.answers})
+        return wrong, len({tick for tick, _, _, _ in self.answers})
 
 
 class Server:
@@ -233,11 +236,11 @@ async def run(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
     tasks: list[asyncio.Task[None]] = []
+    port = free_port()
+    server, load = Server(folder, port), Load(f"http://127.0.0.1:{port}")
     try:
         for word in ("base", "version"):
             await command(trainer, word)
-        port = free_port()
-        server, load = Server(folder, port), Load(f"http://127.0.0.1:{port}")
         await server.start()
         tasks = [
             asyncio.create_task(load.run(options.connections, options.pause)),
