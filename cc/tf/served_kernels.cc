@@ -14,13 +14,18 @@
 namespace dynemb {
 namespace {
 
-// Gets the model of the served table that input 0 of the operator names.
-absl::Status GetModel(tf::OpKernelContext* ctx, std::shared_ptr<ServedModel>* model) {
+// Gets the model of the served table that input 0 of the operator names, and the table's number.
+absl::Status GetModel(tf::OpKernelContext* ctx, std::shared_ptr<ServedModel>* model,
+                      size_t* number) {
   TableRef ref;
   ServedResource* served;
-  size_t number;
   TF_RETURN_IF_ERROR(GetServed(ctx, &ref, &served));
-  return served->Get(model, &number);
+  return served->Get(model, number);
+}
+
+absl::Status GetModel(tf::OpKernelContext* ctx, std::shared_ptr<ServedModel>* model) {
+  size_t number;
+  return GetModel(ctx, model, &number);
 }
 
 class ServedTableOp : public DynembOp {
@@ -149,12 +154,9 @@ class ServedStatsOp : public DynembOp {
 
  protected:
   absl::Status Run(tf::OpKernelContext* ctx) override {
-    TableRef ref;
-    ServedResource* served;
     std::shared_ptr<ServedModel> model;
     size_t number;
-    TF_RETURN_IF_ERROR(GetServed(ctx, &ref, &served));
-    TF_RETURN_IF_ERROR(served->Get(&model, &number));
+    TF_RETURN_IF_ERROR(GetModel(ctx, &model, &number));
     const std::pair<const char*, uint64_t> entries[] = {
         {"lookup_ns", model->state()->tables[number]->lookup_ns()},
         {"snapshots_applied", model->applied()},
