@@ -31,6 +31,8 @@ from tf_dynemb.storage import Chain, DataLossError
 from tf_dynemb.variables.served import ServedTable
 
 DEFAULT = "serving_default"
+# Two loads at once, while deltas are published, could get each other's tables (docs/serving.md).
+_LOADING = threading.Lock()
 _OTHER_TYPES = (tf.bool, tf.string)
 _KNOWN_KEYS = 256  # of a shard of a table
 # Signatures that are not a model's: they say and change what it serves.
@@ -198,7 +200,8 @@ class LoadedModel:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = pathlib.Path(path)
-        self._loaded = tf.saved_model.load(str(path))
+        with _LOADING:
+            self._loaded = tf.saved_model.load(str(path))
         self.signatures: dict[str, Signature] = {}
         why = ""
         names = [name for name in self._loaded.signatures if name not in (STATE, APPLY, "serve")]

@@ -352,10 +352,10 @@ class Model(kserve.Model):  # type: ignore[misc]
             self._failed[version] = time.monotonic() + delay, delay, message_of(error)
             metrics.VERSIONS_FAILED.labels(self.name).inc()
             return False
+        await self._catch_up(live.model)
         if self._is_unloaded:
             self._source.release(live.path)
             return True
-        await self._catch_up(live.model)
         self._failed.pop(version, None)
         LOG.info(
             "model %s: %s answers, loaded in %.1f s", self.name, label, time.monotonic() - began
