@@ -1,12 +1,13 @@
 """An hour of a server: load, a trainer, new versions, and what goes wrong in between.
 
-    python tests/soak/serve_hour.py --seconds 3600
+    unshare --map-root-user --mount python tests/soak/serve_hour.py --seconds 3600
 
 A trainer publishes 1,000 deltas and exports 20 versions; connections send requests all the time,
 and every answer is compared with the trainer's scores at its watermark. In between: a delta is
 damaged, the disk of the trainer is full, and the server gets SIGTERM and is started again. The
 program fails if an answer is wrong or older than one before it, if a request fails other than
-while the server is away, or if the server's memory grows. Needs root, for a small file system.
+while the server is away, or if the server's memory grows. It mounts a small file system, which
+ends with the namespace of `unshare`.
 """
 
 from __future__ import annotations
