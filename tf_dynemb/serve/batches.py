@@ -211,9 +211,8 @@ def _expire(answer: asyncio.Future[Answer], seconds: float) -> None:
 
 def _as_status(error: Exception) -> Exception:
     """Returns an error of a model as what its client is told."""
+    if isinstance(error, (tf.errors.InvalidArgumentError, tf.errors.OutOfRangeError)):
+        return exceptions.InvalidArgument(message_of(error))
     if isinstance(error, tf.errors.OpError):
-        text = message_of(error)
-        if isinstance(error, (tf.errors.InvalidArgumentError, tf.errors.OutOfRangeError)):
-            return exceptions.InvalidArgument(text)
-        return exceptions.Internal(text)
+        return exceptions.Internal(message_of(error))
     return exceptions.Internal(f"{type(error).__name__}: {error}")

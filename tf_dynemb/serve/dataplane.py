@@ -84,10 +84,6 @@ class DataPlane(dataplane.DataPlane):  # type: ignore[misc]
         models = self._repository.models.values()
         return all(model.loaded is not None or model.is_unloaded for model in models)
 
-    async def get_model(self, name: str) -> Model:
-        """Returns a model; it is not loaded here."""
-        return self._repository.named(name)
-
     async def model_ready(
         self, model_name: str, disable_predictor_health_check: bool = False
     ) -> bool:

@@ -17,12 +17,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 Value = tuple[Array, ...]
 
+_NARROW = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 # The types of Python in which JSON has the elements of arrays of a kind.
 _TYPES: dict[str, set[type]] = {"b": {bool}, "i": {int}, "u": {int}, "f": {int, float}}
 _JSON_NAMES = {str: "strings", type(None): "null", dict: "objects", list: "rows of other shapes"}
@@ -383,6 +385,11 @@ class Draw:
         if kind == "O":
             return np.array([str(each).encode() for each in drawn.ravel()], object).reshape(shape)
         return drawn.astype(tensor.dtype)
+
+
+def widened(array: Array) -> Array:
+    """Returns an array of 16-bit floats, which JSON and V2 do not have, as float32."""
+    return array.astype(np.float32) if array.dtype in _NARROW else array
 
 
 def _named(dtype: np.dtype[Any]) -> str:

@@ -13,7 +13,7 @@ import pathlib
 import signal
 import socket
 import tempfile
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator
 from typing import Any
 
 import grpc
@@ -43,9 +43,7 @@ class ServerError(Exception):
     """The server cannot start."""
 
 
-async def serve(
-    options: argparse.Namespace, started: Callable[[str, str | None], None] | None = None
-) -> None:
+async def serve(options: argparse.Namespace) -> None:
     """Serves until SIGTERM or SIGINT.
 
     At one of these signals the server stops to be ready, and answers for `drain_seconds` more, in
@@ -54,8 +52,6 @@ async def serve(
 
     Args:
         options: as `tf_dynemb.serve.options.parse` returns them.
-        started: is called with the URL of REST and the address of gRPC (None: there is none) when
-            all models answer.
 
     Raises:
         ServerError: a port, a certificate or a token cannot be used, or a model not be loaded.
@@ -107,8 +103,6 @@ async def serve(
                 return
             polls = [loop.create_task(_poll(model, options.poll_seconds)) for model in models]
             LOG.info("REST on %s, gRPC on %s", url, address)
-            if started is not None:
-                started(url, address)
             await ended.wait()
             LOG.info("draining for %g s", options.drain_seconds)
             draining.set()

@@ -20,8 +20,8 @@ _ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT
 class Stages(NamedTuple):
     """The seconds of a request in the queue, and in the call of the model."""
 
-    queued: float
-    called: float
+    queue: float
+    call: float
 
 
 class Traces:
@@ -75,9 +75,9 @@ class Traces:
             span.set_status(trace.StatusCode.ERROR, str(error))
         if stages is not None:
             inner = trace.set_span_in_context(span)
-            at = ended - int(1e9 * (stages.queued + stages.called))
+            at = ended - int(1e9 * (stages.queue + stages.call))
             for name, seconds in stages._asdict().items():
-                stage = self._tracer.start_span(_NAMES[name], inner, start_time=at)
+                stage = self._tracer.start_span(name, inner, start_time=at)
                 at += int(1e9 * seconds)
                 stage.end(at)
         span.end(ended)
@@ -85,6 +85,3 @@ class Traces:
     def close(self) -> None:
         """Sends what is left."""
         self._provider.shutdown()
-
-
-_NAMES = {"queued": "queue", "called": "call"}

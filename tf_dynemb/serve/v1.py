@@ -12,12 +12,9 @@ import base64
 from collections.abc import Mapping
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
-from tf_dynemb.serve.inputs import Array, Input, Value, collect
-
-_NARROW = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
+from tf_dynemb.serve.inputs import Array, Input, Value, collect, widened
 
 
 def decode(body: Any, inputs: Mapping[str, Input]) -> dict[str, Value]:
@@ -78,8 +75,7 @@ def _shown(name: str, output: Array) -> Any:
     """Returns an output as orjson writes it."""
     if output.dtype == object:
         return _strings(output.tolist(), name.endswith("_bytes"))
-    if output.dtype in _NARROW:
-        output = output.astype(np.float32)
+    output = widened(output)
     return output if output.flags.c_contiguous else output.copy()
 
 

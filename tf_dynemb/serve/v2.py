@@ -14,9 +14,7 @@ from kserve import InferInput, InferOutput, InferRequest, InferResponse
 from kserve.protocol.infer_type import RequestedOutput
 from kserve.utils.numpy_codec import from_np_dtype, to_np_dtype
 
-from tf_dynemb.serve.inputs import Array, Input, Tensor, Value, collect
-
-_NARROW = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
+from tf_dynemb.serve.inputs import Array, Input, Tensor, Value, collect, widened
 
 
 def parse(body: bytes, json_bytes: int, model: str) -> InferRequest:
@@ -115,15 +113,13 @@ def encode(
     """
     asked = request.request_outputs or [RequestedOutput(name) for name in outputs]
     default = bool(request.use_binary_outputs)
-    made, binary = [], default
+    made = []
     if len({each.name for each in asked}) < len(asked):
         raise ValueError("an output is asked for twice.")
     for each in asked:
         if each.name not in outputs:
             raise ValueError(f"there is no output {each.name!r}: {', '.join(outputs)}.")
-        array = outputs[each.name]
-        if array.dtype in _NARROW:
-            array = array.astype(np.float32)
+        array = widened(outputs[each.name])
         output = InferOutput(each.name, list(array.shape), from_np_dtype(array.dtype))
         if each.binary_data if each.binary_data is not None and not request.from_grpc else default:
             output.set_data_from_numpy(array, binary_data=True)
@@ -140,7 +136,7 @@ def encode(
         model_version=version or None,
         from_grpc=request.from_grpc,
         parameters=dict(parameters),
-        use_binary_outputs=binary,
+        use_binary_outputs=default,
     )
 
 
