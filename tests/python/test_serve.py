@@ -530,7 +530,7 @@ def test_limits_tokens_and_control(folder, tmp_path):
         triton_grpc(server, "Bearer secret")
         with grpc.insecure_channel(server.address) as channel:
             sent = {"metadata": [("authorization", "Bearer secret")], "timeout": 30}
-            name = b"\x0a\x03ctr"  # a message of KServe: NVIDIA's has the name in another field
+            name = b"\x0a\x03ctr"  # a message of KServe; NVIDIA's client sends its own above
             for call in ("Unload", "Load"):
                 path = f"/inference.GRPCInferenceService/RepositoryModel{call}"
                 assert channel.unary_unary(path)(name, **sent) == name + b"\x10\x01"

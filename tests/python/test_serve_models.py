@@ -33,6 +33,7 @@ from tf_dynemb.serve.sources import PathSource
 
 BODY = {"instances": [{"users": u, "tags": t} for u, t in zip(USERS.tolist(), TAGS, strict=True)]}
 INT64, FLOAT32, TEXT = np.dtype(np.int64), np.dtype(np.float32), np.dtype(object)
+LIMITS = Limits(rows=100, elements=10_000, seconds=30.0)
 
 BAGS = st.lists(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=4), min_size=1, max_size=6)
 
@@ -355,6 +356,27 @@ def test_rows_of_known_keys_show_a_padded_mean(tmp_path):
     assert not signature.joins
 
 
+def test_a_snapshot_between_the_answers_that_are_compared(tmp_path, monkeypatch):
+    trained = build()
+    export(trained, tmp_path, "1", follow=None)
+    change(trained, 7)
+    de.incremental_dump(tmp_path / "chain", trained)
+    loaded = LoadedModel(tmp_path / "models/1")
+    signature = loaded.signatures[loaded.default]
+    call, marks = Signature.__call__, []
+
+    def follow(self, values):
+        found = call(self, values)
+        marks.append(found[1].watermark)
+        loaded.apply(tmp_path / "chain")
+        return found
+
+    monkeypatch.setattr(Signature, "__call__", follow)
+    assert signature.try_joining(loaded.known_keys()) == ""
+    assert signature.joins
+    assert marks[0] < marks[1]
+
+
 def test_a_model_whose_outputs_no_protocol_has(tmp_path):
     model = module(lambda x: tf.complex(x, x), tf.TensorSpec([None]))
     with pytest.raises(ValueError, match="is complex64"):
@@ -367,7 +389,7 @@ def test_limits_hold_for_requests_that_are_not_joined(tmp_path):
 
     async def run():
         model = served(tmp_path, tmp_path / "models", joins=False)
-        model._limits = Limits(rows=2)
+        model._limits = LIMITS._replace(rows=2)
         await model.refresh()
         with pytest.raises(exceptions.InvalidArgument, match="3 rows; it can have 1 to 2"):
             await answer(model)
@@ -391,7 +413,7 @@ def test_names_that_are_versions(tmp_path):
 
 def served(tmp_path, place, **options):
     pool = concurrent.futures.ThreadPoolExecutor(1)
-    return Model("ctr", str(place), tmp_path / "cache", pool, 1, Limits(), **options)
+    return Model("ctr", str(place), tmp_path / "cache", pool, 1, LIMITS, **options)
 
 
 async def answer(model):
@@ -426,7 +448,7 @@ def test_a_model_in_a_store(tmp_path, s3):
         upload("1")
         await model.refresh()
         assert model.version == "1"
-        assert "chain" in model.follow_error  # it is not there yet
+        assert "chain" in model.watermark().error  # it is not there yet
         check_answer((await answer(model))[0], trained)
         # A chain that a trainer publishes to the store.
         de.publish(chain, from_=tmp_path / "chain")
@@ -434,7 +456,7 @@ def test_a_model_in_a_store(tmp_path, s3):
         mark = de.incremental_dump(tmp_path / "chain", trained)
         de.publish(chain, from_=tmp_path / "chain")
         await model.refresh()
-        assert model.follow_error == ""
+        assert model.watermark().error == ""
         found, headers = await answer(model)
         assert headers["x-watermark-id"] == mark.id
         check_answer(found, trained)

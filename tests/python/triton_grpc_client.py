@@ -62,6 +62,13 @@ def check_token(triton, authorization):
     assert triton.is_server_live()
     refused("UNAUTHENTICATED", "no valid token", triton.infer, "ctr", inputs())
     assert triton.infer("ctr", inputs(), headers=headers)
+    refused("UNAUTHENTICATED", "no valid token", triton.unload_model, "ctr")
+    refused("NOT_FOUND", "no model 'other'", triton.unload_model, "other", headers=headers)
+    triton.unload_model("ctr", headers=headers)
+    assert not triton.is_model_ready("ctr", headers=headers)
+    refused("UNAVAILABLE", "not loaded", triton.infer, "ctr", inputs(), headers=headers)
+    triton.load_model("ctr", headers=headers)
+    assert triton.infer("ctr", inputs(), headers=headers)
 
 
 def main():

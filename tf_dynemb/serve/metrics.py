@@ -20,7 +20,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from tf_dynemb.serve.batches import Timing
-from tf_dynemb.serve.loaded_model import LoadedModel
+from tf_dynemb.serve.loaded_model import LoadedModel, Watermark
 
 _SECONDS = (
     0.0005,
@@ -94,9 +94,8 @@ class Served(Protocol):
     def version(self) -> str:
         """Its version."""
 
-    @property
-    def follow_error(self) -> str:
-        """Why it could not apply the next snapshot; empty: it could."""
+    def watermark(self) -> Watermark:
+        """The snapshot that it serves."""
 
 
 class ModelsCollector(Collector):
@@ -139,11 +138,11 @@ class ModelsCollector(Collector):
             ready.add_metric([name, served.version], loaded is not None)
             if loaded is None:
                 continue
-            now = loaded.watermark()
-            failed.add_metric([name], bool(served.follow_error))
-            if now.id:
-                watermark.add_metric([name], now.watermark)
-                age.add_metric([name], time.time() - now.utc_ns / 1e9)
+            mark = served.watermark()
+            failed.add_metric([name], bool(mark.error))
+            if mark.id:
+                watermark.add_metric([name], mark.watermark)
+                age.add_metric([name], time.time() - mark.utc_ns / 1e9)
             tables = loaded.stats()
             for table, stats in tables.items():
                 lookups.add_metric([name, table], stats["lookup_ns"] / 1e9)

@@ -54,9 +54,9 @@ class Limits(NamedTuple):
         seconds: the longest time until its answer.
     """
 
-    rows: int = 8192
-    elements: int = 4_000_000
-    seconds: float = 10.0
+    rows: int
+    elements: int
+    seconds: float
 
 
 class _Live:
@@ -151,13 +151,11 @@ class Model(kserve.Model):  # type: ignore[misc]
         """Whether a client has unloaded it."""
         return self._is_unloaded
 
-    @property
-    def follow_error(self) -> str:
-        """Why the next snapshot could not be applied; empty: it could."""
+    def watermark(self) -> Watermark:
+        """Returns the snapshot that answers come from, and why the next one cannot be applied."""
         loaded = self.loaded
-        if self._follow_error or loaded is None:
-            return self._follow_error
-        return loaded.watermark().error
+        mark = Watermark() if loaded is None else loaded.watermark()
+        return mark._replace(error=self._follow_error or mark.error)
 
     @property
     def failures(self) -> dict[str, str]:

@@ -340,9 +340,9 @@ class _Endpoints:
         states += [_state("START", name or "1", why) for name, why in model.failures.items()]
         found: dict[str, Any] = {"name": model_name, "ready": model.loaded is not None}
         found["model_version_status"] = states
-        if model.loaded is not None and (mark := model.loaded.watermark()).id:
+        if (mark := model.watermark()).id:
             found["watermark"] = {"watermark": mark.watermark, "id": mark.id, "utc_ns": mark.utc_ns}
-            found["follow_error"] = model.follow_error
+            found["follow_error"] = mark.error
         status = 200 if model.loaded else 503
         return Response(orjson.dumps(found), status, media_type="application/json")
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
+from google.protobuf.unknown_fields import UnknownFieldSet
 from grpc_interceptor import AsyncServerInterceptor, exceptions
 from kserve import InferRequest, errors
 from kserve.protocol.grpc import grpc_predict_v2_pb2 as messages
@@ -98,15 +99,15 @@ class _Service(InferenceServicer):  # type: ignore[misc]
 
     async def RepositoryModelLoad(self, request: Any, context: Any) -> Any:  # noqa: N802
         """Loads a model."""
-        await self._repository.load(request.model_name)
-        return messages.RepositoryModelLoadResponse(model_name=request.model_name, isLoaded=True)
+        name = _name_of(request)
+        await self._repository.load(name)
+        return messages.RepositoryModelLoadResponse(model_name=name, isLoaded=True)
 
     async def RepositoryModelUnload(self, request: Any, context: Any) -> Any:  # noqa: N802
         """Unloads a model."""
-        await self._repository.unload(request.model_name)
-        return messages.RepositoryModelUnloadResponse(
-            model_name=request.model_name, isUnloaded=True
-        )
+        name = _name_of(request)
+        await self._repository.unload(name)
+        return messages.RepositoryModelUnloadResponse(model_name=name, isUnloaded=True)
 
 
 class _Statuses(AsyncServerInterceptor):
@@ -143,6 +144,18 @@ class _Statuses(AsyncServerInterceptor):
             if code is grpc.StatusCode.INTERNAL:
                 LOG.error("%s failed", method_name, exc_info=error)
             await context.abort(code, text)
+
+
+def _name_of(request: Any) -> str:
+    """Returns the model that a client loads or unloads.
+
+    KServe's messages have it in field 1. NVIDIA's have the name of a repository there, and the
+    model in field 2, which KServe's lack.
+    """
+    for field in UnknownFieldSet(request):
+        if field.field_number == 2 and isinstance(field.data, bytes):
+            return field.data.decode(errors="replace")
+    return str(request.model_name)
 
 
 def _read(deserialize: Callable[[bytes], Any], data: bytes) -> Any:
