@@ -27,6 +27,8 @@ export HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET
 
 # Changes Horovod's sources.
 amend() {
+  # The TensorFlow operators link compatible17_gloo, a copy that CMake makes. Nothing links the other one.
+  sed -i 's/add_subdirectory(third_party\/gloo)/add_subdirectory(third_party\/gloo EXCLUDE_FROM_ALL)/' CMakeLists.txt
   # This file includes XLA headers that TensorFlow no longer ships; nothing else needs the file.
   sed -i '/xla_mpi_ops\.cc/d' horovod/tensorflow/CMakeLists.txt
   # Without this change the vector stays empty, the stall check finds no rank missing, and with Gloo a rank waits forever.

@@ -40,7 +40,9 @@ def run(engine, tmp_path, rank, where):
         ],
         tmp_path / "output.txt",
         limit=300,
-        PYTHONPATH=os.pathsep.join([str(HERE.parents[1]), str(HERE.parent / "python")]),
+        PYTHONPATH=os.pathsep.join(
+            [str(HERE.parents[1]), str(HERE.parent / "python"), os.environ.get("PYTHONPATH", "")]
+        ),
     )
     reports = {
         other: (tmp_path / f"{where}{rank}.{other}").read_text()

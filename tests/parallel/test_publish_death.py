@@ -30,7 +30,9 @@ def run(folder, name, *options, url=None):
         folder / f"{name}.txt",
         limit=240 + 60 * EACH,
         options=options,
-        PYTHONPATH=os.pathsep.join([str(HERE.parents[1]), str(HERE.parent / "python")]),
+        PYTHONPATH=os.pathsep.join(
+            [str(HERE.parents[1]), str(HERE.parent / "python"), os.environ.get("PYTHONPATH", "")]
+        ),
     )
     assert ended.status == 0, ended.tail()
     bits = [json.loads((folder / f"{name}.{rank}").read_text()) for rank in (0, 1)]

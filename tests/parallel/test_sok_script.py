@@ -27,7 +27,7 @@ def test_a_script_for_sok(tmp_path):
             [sys.executable, str(HERE / "sok_script.py"), str(folder)],
             folder / "output.txt",
             limit=300,
-            PYTHONPATH=os.pathsep.join([str(HERE.parents[1])]),
+            PYTHONPATH=os.pathsep.join([str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]),
         )
         assert ended.status == 0, ended.tail()
         found = [json.loads((folder / f"result.{rank}.json").read_text()) for rank in range(ranks)]
