@@ -47,6 +47,7 @@ OF_OPERATORS = {
         "DynembDedupSum",
     ),
     "update rows": ("DynembApplyGradients",),
+    "sum gradients and update rows": ("DynembApplyPooledGradients",),
 }
 EXCHANGES = {
     "exchange keys": ("dynemb_keys", "dynemb_ahead_keys"),

@@ -185,22 +185,20 @@ Status CheckApplyPooled(const std::vector<ApplyPooledTask>& tasks) {
   return Status();
 }
 
-Status ApplyPooled(Exec& exec, const std::vector<ApplyPooledTask>& tasks, const OptimizerStep& step,
-                   Tick tick) {
-  DYNEMB_RETURN_IF_ERROR(CheckApplyPooled(tasks));
-  const std::vector<BackwardTask> gradients(tasks.begin(), tasks.end());
-  std::vector<ApplyTask> applies(tasks.size());
-  for (size_t t = 0; t < tasks.size(); ++t) applies[t].table = tasks[t].table;
-  DYNEMB_RETURN_IF_ERROR(CheckStates(applies, step));
-  const SharedScratch<PooledScratch> scratch;
-  Backward& backward = scratch->backward;
-  DYNEMB_RETURN_IF_ERROR(backward.Prepare(exec, gradients.data(), gradients.size()));
+namespace {
+
+// Tables with cold rows: the rows of all tasks are held in memory before the first one is stepped,
+// so all sums are written first.
+Status ApplyWritten(Exec& exec, const std::vector<ApplyPooledTask>& tasks,
+                    const OptimizerStep& step, Tick tick, PooledScratch* scratch) {
   if (scratch->tasks.size() < tasks.size()) scratch->tasks.resize(tasks.size());
   std::vector<BackwardOutput> outputs(tasks.size());
+  std::vector<ApplyTask> applies(tasks.size());
   for (size_t t = 0; t < tasks.size(); ++t) {
     Sums& sums = scratch->tasks[t];
     ApplyTask& apply = applies[t];
-    apply.n = backward.num_unique(t);
+    apply.table = tasks[t].table;
+    apply.n = scratch->backward.num_unique(t);
     outputs[t].keys = sums.keys.Resize(apply.n);
     outputs[t].rows = sums.rows.Resize(apply.n);
     outputs[t].sums = sums.gradients.Resize(apply.n * static_cast<size_t>(tasks[t].dim));
@@ -209,8 +207,52 @@ Status ApplyPooled(Exec& exec, const std::vector<ApplyPooledTask>& tasks, const 
     apply.gradients = outputs[t].sums;
     apply.distinct = true;
   }
-  backward.Write(exec, outputs.data());
+  scratch->backward.Write(exec, outputs.data());
   return Apply(exec, applies, step, tick);
+}
+
+}  // namespace
+
+Status ApplyPooled(Exec& exec, const std::vector<ApplyPooledTask>& tasks, const OptimizerStep& step,
+                   Tick tick) {
+  DYNEMB_RETURN_IF_ERROR(CheckApplyPooled(tasks));
+  const std::vector<BackwardTask> gradients(tasks.begin(), tasks.end());
+  std::vector<ApplyTask> applies(tasks.size());
+  std::vector<RowOptimizer> optimizers;
+  bool any_cold = false;
+  for (size_t t = 0; t < tasks.size(); ++t) {
+    applies[t].table = tasks[t].table;
+    optimizers.emplace_back(step.kind, step.flags, step.hyper, tasks[t].dim);
+    any_cold |= tasks[t].table->has_cold_rows();
+  }
+  DYNEMB_RETURN_IF_ERROR(CheckStates(applies, step));
+  const SharedScratch<PooledScratch> scratch;
+  Backward& backward = scratch->backward;
+  DYNEMB_RETURN_IF_ERROR(backward.Prepare(exec, gradients.data(), gradients.size()));
+  if (any_cold) return ApplyWritten(exec, tasks, step, tick, scratch.get());
+
+  backward.PrepareConsume(exec);
+  for (size_t t = 0; t < tasks.size(); ++t) {
+    tasks[t].table->BeginBatch(exec, tick, backward.num_unique(t));
+  }
+  // From here on, nothing but BeginStep fails.
+  for (const ApplyPooledTask& task : tasks) {
+    DYNEMB_RETURN_IF_ERROR(task.table->BeginStep(exec, step.flags, step.hyper, tick));
+  }
+  const uint64_t rounding = RoundingStep(Update::kOptimizer, step.iteration, 0);
+  {
+    Phase phase("sum gradients and update rows");
+    backward.Consume(exec, [&](const Backward::Part& part) {
+      Table& table = *tasks[part.task].table;
+      const KeySpan keys(table.options().key_type, part.keys, part.n);
+      table.ApplyRange(exec, optimizers[part.task], keys, part.rows, part.sums, 0, part.n, rounding,
+                       tick);
+    });
+  }
+  for (const ApplyPooledTask& task : tasks) {
+    task.table->EndStep(exec, step.hyper, step.iteration, tick);
+  }
+  return Status();
 }
 
 }  // namespace dynemb

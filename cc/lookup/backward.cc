@@ -1,8 +1,10 @@
 #include "cc/lookup/backward.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <string>
+#include <type_traits>
 
 #include "cc/lookup/tasks.h"
 #include "cc/table/phase.h"
@@ -94,39 +96,96 @@ void Backward::Write(Exec& exec, const BackwardOutput* outputs) const {
   exec.ParallelFor(units_.size(), 1, [&](size_t begin, size_t end) {
     for (size_t i = begin; i < end; ++i) {
       const Unit& unit = units_[i];
-      const Prepared& p = prepared_[unit.task];
-      p.dedup.Visit([&](const auto& dedup) { WriteUnit(p, dedup, unit, outputs[unit.task]); });
+      const Prepared& prepared = prepared_[unit.task];
+      const BackwardOutput& out = outputs[unit.task];
+      prepared.dedup.Visit([&](const auto& dedup) {
+        for (size_t p = unit.partition_begin; p < unit.partition_end; ++p) {
+          const auto partition = dedup.partition(p);
+          const size_t at = partition.unique_begin;
+          auto* const keys =
+              static_cast<std::remove_const_t<std::remove_pointer_t<decltype(partition.unique)>>*>(
+                  out.keys);
+          RowId* const rows = out.rows == nullptr ? nullptr : out.rows + at;
+          WritePartition(prepared, partition, {keys + at, rows, out.sums + at * prepared.task.dim});
+        }
+      });
     }
   });
 }
 
-template <typename K>
-void Backward::WriteUnit(const Prepared& prepared, const Dedup<K>& dedup, const Unit& unit,
-                         const BackwardOutput& out) const {
+void Backward::PrepareConsume(const Exec& exec) {
+  size_t most_keys = 0, most_floats = 0;
+  for (size_t t = 0; t < num_tasks_; ++t) {
+    prepared_[t].dedup.Visit([&](const auto& dedup) {
+      for (size_t p = 0; p < dedup.num_partitions(); ++p) {
+        const size_t n = dedup.partition(p).num_unique;
+        most_keys = std::max(most_keys, n);
+        most_floats = std::max(most_floats, n * static_cast<size_t>(prepared_[t].task.dim));
+      }
+    });
+  }
+  const size_t threads = std::min(exec.parallelism(), units_.size());
+  if (parts_.size() < threads) parts_.resize(threads);
+  for (size_t i = 0; i < threads; ++i) {
+    parts_[i].keys.Resize(most_keys);
+    parts_[i].rows.Resize(most_keys);
+    parts_[i].sums.Resize(most_floats);
+  }
+}
+
+void Backward::Consume(Exec& exec, FunctionRef<void(const Part&)> consume) {
+  // One range per thread, so that each has its own scratch.
+  const size_t threads = std::min(exec.parallelism(), units_.size());
+  std::atomic<size_t> next{0};
+  exec.ParallelFor(threads, 1, [&](size_t begin, size_t end) {
+    for (size_t thread = begin; thread < end; ++thread) {
+      const PartScratch& scratch = parts_[thread];
+      Part part;
+      part.keys = scratch.keys.get();
+      part.rows = scratch.rows.get();
+      part.sums = scratch.sums.get();
+      // Relaxed: the counter only has to hand out each unit once.
+      size_t i;
+      while ((i = next.fetch_add(1, std::memory_order_relaxed)) < units_.size()) {
+        const Unit& unit = units_[i];
+        const Prepared& prepared = prepared_[unit.task];
+        part.task = unit.task;
+        prepared.dedup.Visit([&](const auto& dedup) {
+          for (size_t p = unit.partition_begin; p < unit.partition_end; ++p) {
+            const auto partition = dedup.partition(p);
+            WritePartition(prepared, partition, part);
+            part.n = partition.num_unique;
+            consume(part);
+          }
+        });
+      }
+    }
+  });
+}
+
+template <class Partition>
+void Backward::WritePartition(const Prepared& prepared, const Partition& p,
+                              const BackwardOutput& out) const {
   const BackwardTask& task = prepared.task;
   bool is_first[Upstream::kChunk];
-  for (size_t i = unit.partition_begin; i < unit.partition_end; ++i) {
-    const auto p = dedup.partition(i);
-    std::copy(p.unique, p.unique + p.num_unique, static_cast<K*>(out.keys) + p.unique_begin);
-    if (task.rows != nullptr) {
-      // Overwrites the row of the next key until the first occurrence of that key is reached, so
-      // there is no branch to mispredict.
-      RowId* const rows = out.rows + p.unique_begin;
-      for (size_t e = 0, u = 0; u < p.num_unique; ++e) {
-        rows[u] = task.rows[p.positions[e]];
-        u += p.local[e] == u;
-      }
+  using K = std::remove_const_t<std::remove_pointer_t<decltype(p.unique)>>;
+  std::copy(p.unique, p.unique + p.num_unique, static_cast<K*>(out.keys));
+  if (task.rows != nullptr) {
+    // Overwrites the row of the next key until the first occurrence of that key is reached, so
+    // there is no branch to mispredict.
+    for (size_t e = 0, u = 0; u < p.num_unique; ++e) {
+      out.rows[u] = task.rows[p.positions[e]];
+      u += p.local[e] == u;
     }
-    float* const sums = out.sums + p.unique_begin * task.dim;
-    uint32_t num_sums = 0;
-    for (size_t e = 0; e < p.num_entries; e += Upstream::kChunk) {
-      const size_t n = std::min(p.num_entries - e, Upstream::kChunk);
-      for (size_t j = 0; j < n; ++j) {
-        is_first[j] = p.local[e + j] == num_sums;
-        num_sums += is_first[j];
-      }
-      prepared.upstream.Add(p.positions + e, p.local + e, is_first, n, sums);
+  }
+  uint32_t num_sums = 0;
+  for (size_t e = 0; e < p.num_entries; e += Upstream::kChunk) {
+    const size_t n = std::min(p.num_entries - e, Upstream::kChunk);
+    for (size_t j = 0; j < n; ++j) {
+      is_first[j] = p.local[e + j] == num_sums;
+      num_sums += is_first[j];
     }
+    prepared.upstream.Add(p.positions + e, p.local + e, is_first, n, out.sums);
   }
 }
 

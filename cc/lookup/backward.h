@@ -14,7 +14,10 @@
 //   ... allocate outputs of num_unique(t) rows ...
 //   backward.Write(exec, outputs);                              // sums
 //
-// Contract. Everything that a task points to must stay valid until Write returns. A Backward is
+// Consume, instead of Write, hands each part of the outputs to the caller while it is in the cache.
+//
+// Contract. Everything that a task points to must stay valid until Write or
+// Consume returns. A Backward is
 // reusable scratch: a call with shapes that it has had before allocates nothing of their size. Only
 // one call at a time.
 #ifndef DYNEMB_LOOKUP_BACKWARD_H_
@@ -28,6 +31,8 @@
 #include "cc/lookup/dedup.h"
 #include "cc/lookup/upstream.h"
 #include "cc/table/exec.h"
+#include "cc/table/function_ref.h"
+#include "cc/table/scratch.h"
 #include "cc/table/status.h"
 #include "cc/table/types.h"
 
@@ -55,7 +60,19 @@ class Backward {
   size_t num_unique(size_t task) const;
   // outputs[t] belongs to tasks[t] of Prepare.
   void Write(Exec& exec, const BackwardOutput* outputs) const;
-  // Frees memory that only a huge batch needs. Call it after Write.
+
+  // Unique keys of a task, with the outputs for them.
+  struct Part : BackwardOutput {
+    size_t task = 0;
+    size_t n = 0;
+  };
+  // Makes room for Consume, which then allocates nothing.
+  void PrepareConsume(const Exec& exec);
+  // Instead of Write: calls consume(part), from several threads, for parts that cover all unique
+  // keys. The sums of a part are in the thread's cache, and are overwritten by those of the next.
+  void Consume(Exec& exec, FunctionRef<void(const Part&)> consume);
+
+  // Frees memory that only a huge batch needs. Call it after Write or Consume.
   void Shrink();
 
  private:
@@ -69,15 +86,24 @@ class Backward {
     uint32_t task, partition_begin, partition_end;
   };
 
+  // The outputs of a part.
+  struct PartScratch {
+    Buffer<uint64_t> keys;  // room for either key width
+    Buffer<RowId> rows;
+    Buffer<float> sums;
+  };
+
   void PrepareTask(Exec& exec, Prepared* prepared);
   void MakeUnits();
-  template <typename K>
-  void WriteUnit(const Prepared& prepared, const Dedup<K>& dedup, const Unit& unit,
-                 const BackwardOutput& out) const;
+  // Writes the unique keys of a partition, their rows and their sums to the front of `out`.
+  template <class Partition>
+  void WritePartition(const Prepared& prepared, const Partition& partition,
+                      const BackwardOutput& out) const;
 
   size_t num_tasks_ = 0;
   std::deque<Prepared> prepared_;  // the first num_tasks_ are in use
   std::vector<Unit> units_;
+  std::deque<PartScratch> parts_;  // one for each thread of Consume
 };
 
 }  // namespace dynemb

@@ -27,6 +27,42 @@ struct OnTheHost : HostPlace {
 };
 INSTANTIATE_TYPED_TEST_SUITE_P(Host, ApplyPooledTest, ::testing::Types<OnTheHost>);
 
+// The ids of a call make many partitions, which threads sum and step at the same time.
+TEST(HostApplyPooled, ManyIdsOnSeveralThreads) {
+  struct OnThreads : HostPlace {
+    static Exec& exec() {
+      static ThreadsExec exec(3);
+      return exec;
+    }
+  };
+  constexpr uint64_t kKeys = 20000;
+  constexpr int64_t kBags = kSanitized ? 1200 : 3000, kHotness = 5;
+  const OptimizerCase with{"adam", OptimizerKind::kAdam};
+  PooledWorlds<OnThreads> worlds;
+  const std::vector<TableOptions> options = FourTables(24);
+  worlds.Add(options, with);
+  if (HasFailure()) return;
+  Random random(79);
+  for (Tick tick = 1; tick < 9; tick += 3) {
+    std::vector<Ask> asks(options.size());
+    for (size_t t = 0; t < asks.size(); ++t) {
+      Ask& ask = asks[t];
+      ask.table = t;
+      ask.combiner = t % 2 == 0 ? Combiner::kSum : Combiner::kMean;
+      ask.num_bags = kBags;
+      ask.uniform = true;
+      ask.repeats = false;
+      for (int64_t i = 0; i < kBags * kHotness; ++i) {
+        ask.bag_of.push_back(i / kHotness);
+        ask.keys.push_back(random.Below(3) == 0 ? random.Below(10) : random.Below(kKeys));
+      }
+    }
+    worlds.Step(asks, Upstreams(random, asks, options), with, tick, true, {}, [](auto&, Exec&) {});
+    worlds.ExpectSameTables(kKeys);
+    if (HasFailure()) return;
+  }
+}
+
 // One pass over tables of float32; two, with a wait for the number of keys, if a table has 16-bit
 // rows.
 TEST(DeviceApplyPooled, DoesNotWait) {

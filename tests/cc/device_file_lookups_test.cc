@@ -1,4 +1,5 @@
-// The suites of Lookups on a simulated device, for tables of which most rows are in files.
+// The suites of Lookups, for tables of which most rows are in files: on a simulated device, and
+// those of ApplyPooled on the host.
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -37,6 +38,17 @@ using FewStepsPlaces = ::testing::Types<FewSteps<ThreadsDevice>, FewSteps<Narrow
 INSTANTIATE_TYPED_TEST_SUITE_P(WithFiles, LookupsTest, Places<200>);
 INSTANTIATE_TYPED_TEST_SUITE_P(WithFiles, LookupsAdmissionTest, Places<600>);
 INSTANTIATE_TYPED_TEST_SUITE_P(WithFiles, ApplyPooledTest, FewStepsPlaces);
+
+struct HostWithFiles : HostPlace {
+  static constexpr Tick kSteps = kSanitized ? 4 : 20;
+  static Status Make(const TableOptions& options, std::unique_ptr<Table>* table) {
+    TableOptions host = options;
+    host.tier = Tier::kHost;
+    const RowLayout row(SizeOf(options.key_type), options.dtype, options.dim, 3 * options.dim + 1);
+    return CreateFileTable(host, TestFiles(), 200 * row.stride, table);
+  }
+};
+INSTANTIATE_TYPED_TEST_SUITE_P(HostWithFiles, ApplyPooledTest, ::testing::Types<HostWithFiles>);
 
 }  // namespace
 }  // namespace testing_table

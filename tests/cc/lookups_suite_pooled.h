@@ -110,6 +110,33 @@ TYPED_TEST_P(ApplyPooledTest, RowsMoveBeforeTheStep) {
   }
 }
 
+// Other keys get rows between the lookup and the step. In a table with files, they take the places
+// in memory of the rows that the step needs.
+TYPED_TEST_P(ApplyPooledTest, OtherKeysGetRowsBeforeTheStep) {
+  const OptimizerCase with{"adagrad", OptimizerKind::kAdagrad};
+  PooledWorlds<TypeParam> worlds;
+  const std::vector<TableOptions> options = WholeTables(24);
+  worlds.Add(options, with);
+  if (this->HasFailure()) return;
+  Random random(74);
+  for (Tick tick = 1; tick < 3 * TypeParam::kSteps; tick += 3) {
+    const std::vector<Ask> asks = OneAskEach(random, options.size(), 100);
+    const Keys others = Progression(100 + 180 * (tick % 2), 180);
+    worlds.Step(asks, Upstreams(random, asks, options), with, tick, true, {},
+                [&](auto& world, Exec& exec) {
+                  for (size_t t = 0; t < options.size(); ++t) {
+                    typename std::decay_t<decltype(world)>::Step step;
+                    RowId* const rows = step.arrays.Up(RowIds(others.size()));
+                    const void* const keys = step.arrays.Up(world.Pack(t, others));
+                    const KeySpan span(options[t].key_type, keys, others.size());
+                    ASSERT_TRUE(world.table(t).FindOrInsert(exec, span, tick + 1, rows).ok());
+                  }
+                });
+    worlds.ExpectSameTables(500);
+    if (this->HasFailure()) return;
+  }
+}
+
 // Tables are cleared, and filled again, between the lookup and the step: no row gets a gradient of
 // another key.
 TYPED_TEST_P(ApplyPooledTest, TablesAreClearedBeforeTheStep) {
@@ -396,9 +423,10 @@ TYPED_TEST_P(ApplyPooledTest, Errors) {
 }
 
 REGISTER_TYPED_TEST_SUITE_P(ApplyPooledTest, StepsLikeTheHost, RowsMoveBeforeTheStep,
-                            TablesAreClearedBeforeTheStep, KeysHaveRowsAgainBeforeTheStep,
-                            RowsMissAStepBeforeTheirOwn, RefusedKeysHaveNoGradient,
-                            BagsOfWeightZero, CutsKeepTheRowsOfBefore, Errors);
+                            OtherKeysGetRowsBeforeTheStep, TablesAreClearedBeforeTheStep,
+                            KeysHaveRowsAgainBeforeTheStep, RowsMissAStepBeforeTheirOwn,
+                            RefusedKeysHaveNoGradient, BagsOfWeightZero, CutsKeepTheRowsOfBefore,
+                            Errors);
 
 }  // namespace testing_table
 }  // namespace dynemb

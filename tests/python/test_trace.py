@@ -48,9 +48,23 @@ def outside_our_operators(events: Iterable[Event]) -> list[Event]:
     ]
 
 
-def test_phases_of_a_training_step_are_inside_its_operators(tmp_path):
+AT_ONCE = {
+    "DynembApplyPooledGradients": {
+        "wait for locks",
+        "find unique ids",
+        "sum gradients and update rows",
+    }
+}
+SEPARATELY = {
+    "DynembLookupSparseGrad": {"find unique ids", "sum gradients"},
+    "DynembApplyGradients": {"wait for locks", "update rows"},
+}
+
+
+@pytest.mark.parametrize(("clipnorm", "gradient"), [(None, AT_ONCE), (1.0, SEPARATELY)])
+def test_phases_of_a_training_step_are_inside_its_operators(tmp_path, clipnorm, gradient):
     table = de.DynamicVariable(dimension=4)
-    optimizer = de.OptimizerWrapper(keras.optimizers.Adagrad(0.1))
+    optimizer = de.OptimizerWrapper(keras.optimizers.Adagrad(0.1, clipnorm=clipnorm))
 
     @tf.function
     def step(ids):
@@ -63,8 +77,7 @@ def test_phases_of_a_training_step_are_inside_its_operators(tmp_path):
 
     inside = {
         "DynembLookupSparse": {"wait for locks", "find and pool", "insert", "claim slots"},
-        "DynembLookupSparseGrad": {"find unique ids", "sum gradients"},
-        "DynembApplyGradients": {"wait for locks", "update rows"},
+        **gradient,
     }
     for operator, phases in inside.items():
         (run,) = [event for event in events if operator_of(event) == operator]

@@ -1,7 +1,7 @@
 """PooledGradient: the gradient of a lookup, before it is summed for each key.
 
-A GPU sums it and steps the rows in one pass, and the sums are never written. That is only worth it
-where nothing else needs the sums.
+One operator sums it and steps the rows while the sums are in the cache, so they are never written.
+That is only worth it where nothing else needs the sums.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class PooledGradient:
 
 
 def pooled_gradient(table: DynamicVariable, grad: tf.IndexedSlices) -> PooledGradient | None:
-    """Returns the pooled gradient whose sums `grad` are; None if there is none, or it has no use.
+    """Returns the pooled gradient whose sums `grad` are; None if there is none.
 
-    It has one if it is, unchanged, what `tape.gradient` returned for the only lookup in the table,
-    in the same `tf.function`, and it has a use if the rows are in a GPU's memory.
+    There is one if `grad` is, unchanged, what `tape.gradient` returned for the only lookup in the
+    table, in the same `tf.function`.
     """
-    if table.placement.tier == "host" or table.inserts_in_steps or tf.executing_eagerly():
+    if table.inserts_in_steps or tf.executing_eagerly():
         return None
     if communicator.get().size > 1:
         return None  # the ids of a lookup are on several ranks
