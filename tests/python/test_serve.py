@@ -585,10 +585,15 @@ def test_what_is_refused_before_its_body(folder, tmp_path):
     token.write_text("secret")
     with Server(f"--model=ctr={folder}/models", f"--token-file={token}") as server:
         url = urllib.parse.urlsplit(server.url)
-        for path, status in (("/v1/models/ctr:predict", b"401"), ("/v2/health/live", b"405")):
+        predict, known = "/v1/models/ctr:predict", "Authorization: Bearer secret\r\n"
+        for path, headers, size, status in (
+            (predict, "", 1_000_000, b"401"),
+            ("/v2/health/live", "", 1_000_000, b"405"),
+            (predict, known, 100_000_000, b"413"),
+        ):
             with socket.create_connection((url.hostname, url.port), timeout=20) as connection:
-                head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n{{"
-                connection.sendall(head.encode())
+                lines = f"POST {path} HTTP/1.1\r\nHost: x\r\n{headers}Content-Length: {size}"
+                connection.sendall(f"{lines}\r\n\r\n{{".encode())
                 answer = b""
                 while data := connection.recv(1000):  # it ends, although the body has not come
                     answer += data
