@@ -248,6 +248,14 @@ def test_wrong_tensors(client, case):
     assert message in answer.json()["error"]
 
 
+@pytest.mark.parametrize("length", ["-1", "1e3", "x", "1000000"])
+def test_a_wrong_length_of_the_json(client, length):
+    headers = {"inference-header-content-length": length}
+    answer = client.post("/v2/models/ctr/infer", json=v2_body(), headers=headers)
+    assert answer.status_code == 400, answer.text
+    assert f"is '{length}'" in answer.json()["error"]
+
+
 def test_tensors_in_json(client, model):
     answer = client.post("/v2/models/ctr/infer", json=v2_body(id="5", outputs=[{"name": "score"}]))
     found = answer.json()

@@ -107,7 +107,7 @@ class App:
             with self._admission.reading():
                 body = await self._body(headers, receive)
             if found is None:
-                await self._other(scope, _again(body, receive), send)
+                await self._other(scope, receive, send)  # which reads no body
                 return
             began = time.perf_counter()
             with self._admission.admitted():
@@ -225,16 +225,6 @@ class _RefusedError(Exception):
 
 def _headers(scope: Scope) -> dict[str, str]:
     return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-
-
-def _again(body: bytes, receive: Receive) -> Receive:
-    """Returns a `receive` that has the body that was read."""
-    bodies = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def again() -> MutableMapping[str, Any]:
-        return bodies.pop() if bodies else await receive()
-
-    return again
 
 
 def _json(body: bytes) -> Any:
