@@ -4,8 +4,8 @@
 //   Pool, Apply, Step / keys, hotness, dim, tables, threads     ns per id looked up
 //
 // 26 tables of 1 million rows, batch 8,192, unless noted otherwise. Apply is an optimizer step on
-// the distinct keys of a batch. Step is a pooled lookup and ApplyPooled, with Adagrad; counters give
-// the seconds per phase.
+// the distinct keys of a batch. Step is a pooled lookup and ApplyPooled, with Adagrad; counters
+// give the seconds per phase.
 #include <benchmark/benchmark.h>
 
 #include <vector>
