@@ -113,6 +113,7 @@ soak: develop ## compares tables with models for a million operations each, and 
 	$(call soak_of,$(SOAK_FILE_ROWS),--test_filter='*RandomCalls*') //tests/cc:file_rows_test
 	$(call soak_of,$(SOAK_FLUSHES)) //tests/cc:file_flush_test //tests/cc:file_flush_lies_test //tests/cc:file_flush_sync_test
 	$(call soak_of,$(SOAK_RANKS),--test_filter='*RandomCollectives*/Plain_aabb') //tests/cc:ranks_test
+	$(call soak_of,1) //tests/cc:fault_test //tests/cc:fault_lookup_test
 	CRASH_SAMPLES=30 $(VENV_PYTHON) -m pytest -q tests/python/test_crash_model.py
 	PUBLISH_KILLS=100 $(VENV_PYTHON) -m pytest -q tests/python/test_publish.py tests/parallel/test_publish_death.py -k kill
 	unshare --map-root-user --mount $(VENV_PYTHON) tests/soak/serve_hour.py

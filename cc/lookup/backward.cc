@@ -56,6 +56,7 @@ Status Backward::Prepare(Exec& exec, const BackwardTask* tasks, size_t num_tasks
 
 void Backward::Shrink() {
   RenewLarge(&prepared_, [](const Prepared& p) { return p.dedup.num_keys() * sizeof(uint64_t); });
+  RenewLarge(&parts_, [](const PartScratch& part) { return part.sums.bytes(); });
 }
 
 void Backward::PrepareTask(Exec& exec, Prepared* prepared) {

@@ -294,7 +294,7 @@ inline void CheckFaults(const std::function<std::unique_ptr<World>()>& make, con
     ASSERT_NO_FATAL_FAILURE(w->ContinueTraining());
   }
   for (bool charges : {false, true}) {
-    for (int64_t k = 1;; k += kSanitized ? 1 + k / 2 : 1) {
+    for (int64_t k = 1;; k += kSanitized ? 1 + k / 2 : TriesAll() ? 1 : 1 + k / 32) {
       SCOPED_TRACE((charges ? "charge " : "allocation ") + std::to_string(k));
       ASSERT_LT(k, 20000);
       const auto w = make();

@@ -16,6 +16,10 @@ inline size_t Longer(size_t n) {
   return factor == nullptr ? n : n * std::stoul(factor);
 }
 
+// Whether tests that could try all of many places, such as the allocations of a call, try each of
+// them, and not only the first and some of the others.
+inline bool TriesAll() { return std::getenv("TABLE_TEST_LONGER") != nullptr; }
+
 }  // namespace dynemb
 
 #endif  // DYNEMB_TESTS_CC_TEST_LENGTH_H_
