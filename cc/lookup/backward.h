@@ -16,10 +16,9 @@
 //
 // Consume, instead of Write, hands each part of the outputs to the caller while it is in the cache.
 //
-// Contract. Everything that a task points to must stay valid until Write or
-// Consume returns. A Backward is
-// reusable scratch: a call with shapes that it has had before allocates nothing of their size. Only
-// one call at a time.
+// Contract. Everything that a task points to must stay valid until Write or Consume returns. A
+// Backward is reusable scratch: a call with shapes that it has had before allocates nothing of
+// their size. Only one call at a time.
 #ifndef DYNEMB_LOOKUP_BACKWARD_H_
 #define DYNEMB_LOOKUP_BACKWARD_H_
 

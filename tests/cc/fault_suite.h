@@ -1,7 +1,7 @@
-// Fault injection: the k-th allocation of a call fails, for each k, until the call succeeds without
-// a failure (under a sanitizer, for a sample of growing k). Then the charges for memory from the
-// k-th on are refused (memory_limit.h), in the same way. Each run has new tables. By the contract
-// of cc/table/table.h and cc/lookup,
+// Fault injection: the k-th allocation of a call fails, until the call succeeds without a failure:
+// for each k up to 32 and a sample of larger ones; in `make soak` for each k; under a sanitizer for
+// fewer. Then the charges for memory from the k-th on are refused (memory_limit.h), in the same
+// way. Each run has new tables. By the contract of cc/table/table.h and cc/lookup,
 //
 //   - the call fails with a Status or std::bad_alloc, and never ends the process;
 //   - each table's invariants hold, and it has the rows from before the call, or the rows that a

@@ -24,7 +24,7 @@ if importlib.util.find_spec("kserve") is None:
 
 from grpc_interceptor import exceptions
 
-from tf_dynemb.serve import v1
+from tf_dynemb.serve import rest, rpc, v1
 from tf_dynemb.serve.batches import Answer, Batches
 from tf_dynemb.serve.inputs import Dense, Ragged, Sparse, Tensor, collect, rows_of
 from tf_dynemb.serve.loaded_model import LoadedModel, Signature, Watermark
@@ -375,6 +375,13 @@ def test_a_snapshot_between_the_answers_that_are_compared(tmp_path, monkeypatch)
     assert signature.try_joining(loaded.known_keys()) == ""
     assert signature.joins
     assert marks[0] < marks[1]
+
+
+def test_an_error_that_is_not_expected_tells_its_client_nothing():
+    answer = rest._failure(OSError("/where/secrets/are"))
+    assert (answer.status, answer.body) == (500, b'{"error":"OSError"}')
+    code, text = rpc._status(OSError("/where/secrets/are"))
+    assert (code.name, text) == ("INTERNAL", "OSError")
 
 
 def test_a_model_whose_outputs_no_protocol_has(tmp_path):
