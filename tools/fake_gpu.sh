@@ -13,5 +13,4 @@ PYTEST_ADDOPTS="-p fake_gpu"  # for the ranks, too
 TF_DYNEMB_NCCL=$PWD/bazel-bin/tests/fake_nccl/libfake_nccl.so
 export FAKE_GPU_LIBRARY TF_DYNEMB_NCCL PYTHONPATH PYTEST_ADDOPTS DYNEMB_TEST_ON_GPU=1 TF_CPP_MIN_LOG_LEVEL=2
 exec "$PYTHON" -m pytest -p no:cacheprovider -m "not slow" "$@" tests/fake_gpu $(sed 's|^|tests/python/|' tests/fake_gpu/modules.txt) \
-  tests/parallel/ranks/test_training.py tests/parallel/ranks/test_admission.py tests/parallel/ranks/test_file_tables.py \
-  tests/parallel/ranks/test_same_bits.py
+  tests/parallel/ranks/test_training.py tests/parallel/ranks/test_same_bits.py

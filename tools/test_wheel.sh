@@ -39,5 +39,5 @@ EOF
 "$INSTALLED" -m tf_dynemb run -np 2 "$INSTALLED" examples/model_parallel.py --epochs 1 --output-dir ranks
 # A wheel can lack a module, which was imported above, or the library, which these tests use. (The in-place run tests
 # everything.)
-readonly TESTS=(cli layers lazy_import serving)
+readonly TESTS=(layers lazy_import)
 exec "$INSTALLED" -m pytest -p no:cacheprovider -n 2 "$@" $(printf "tests/python/test_%s.py " "${TESTS[@]}")

@@ -11,7 +11,7 @@ from parallel import launch
 
 HERE = pathlib.Path(__file__).resolve().parent
 SCRIPT = HERE.parent / "python" / "publish_process.py"
-KILLS = int(os.environ.get("PUBLISH_KILLS", "2"))
+KILLS = int(os.environ.get("PUBLISH_KILLS", "1"))
 EACH = 2  # the most kills of a training
 
 pytestmark = pytest.mark.slow

@@ -645,6 +645,15 @@ def test_the_end_of_a_server(folder):
         assert server.process.wait(20) == 0
 
 
+def test_a_second_signal_ends_the_drain(folder):
+    with Server(f"--model=ctr={folder}/models", "--drain-seconds=600") as server:
+        server.process.send_signal(signal.SIGTERM)
+        with client_of(server) as client:
+            eventually(lambda: client.get("/v2/health/ready").status_code == 503)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(60) == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
