@@ -645,6 +645,30 @@ def test_the_end_of_a_server(folder):
         assert server.process.wait(20) == 0
 
 
+def test_connections_that_send_too_much_end(folder):
+    with Server(f"--model=ctr={folder}/models", "--max-request-bytes=1000") as server:
+        url = urllib.parse.urlsplit(server.url)
+
+        def answers(sent):
+            with socket.create_connection((url.hostname, url.port), timeout=20) as connection:
+                with contextlib.suppress(ConnectionError):  # it may end before all is sent
+                    connection.sendall(sent)
+                found = b""
+                with contextlib.suppress(ConnectionError):
+                    while data := connection.recv(65536):
+                        found += data
+                return found.count(b"HTTP/1.1 ")
+
+        head = b" HTTP/1.1\r\nHost: x\r\n"
+        # Requests that do not wait for answers.
+        assert answers((b"GET /v2/health/live" + head + b"\r\n") * 500) < 500
+        # Chunks of one byte, with extensions.
+        chunked = b"POST /v1/models/ctr:predict" + head + b"Transfer-Encoding: chunked\r\n\r\n"
+        assert answers(chunked + (b"1;" + b"e" * 2000 + b"\r\nx\r\n") * 900) == 0
+        with client_of(server) as client:
+            assert client.get("/v2/health/live").status_code == 200
+
+
 def test_a_second_signal_ends_the_drain(folder):
     with Server(f"--model=ctr={folder}/models", "--drain-seconds=600") as server:
         server.process.send_signal(signal.SIGTERM)
