@@ -4,7 +4,6 @@
 #include <atomic>
 #include <cstring>
 #include <string>
-#include <type_traits>
 
 #include "cc/lookup/tasks.h"
 #include "cc/table/phase.h"
@@ -98,16 +97,9 @@ void Backward::Write(Exec& exec, const BackwardOutput* outputs) const {
     for (size_t i = begin; i < end; ++i) {
       const Unit& unit = units_[i];
       const Prepared& prepared = prepared_[unit.task];
-      const BackwardOutput& out = outputs[unit.task];
       prepared.dedup.Visit([&](const auto& dedup) {
         for (size_t p = unit.partition_begin; p < unit.partition_end; ++p) {
-          const auto partition = dedup.partition(p);
-          const size_t at = partition.unique_begin;
-          auto* const keys =
-              static_cast<std::remove_const_t<std::remove_pointer_t<decltype(partition.unique)>>*>(
-                  out.keys);
-          RowId* const rows = out.rows == nullptr ? nullptr : out.rows + at;
-          WritePartition(prepared, partition, {keys + at, rows, out.sums + at * prepared.task.dim});
+          WritePartition(prepared, dedup, p, outputs[unit.task], dedup.partition(p).unique_begin);
         }
       });
     }
@@ -153,9 +145,8 @@ void Backward::Consume(Exec& exec, FunctionRef<void(const Part&)> consume) {
         part.task = unit.task;
         prepared.dedup.Visit([&](const auto& dedup) {
           for (size_t p = unit.partition_begin; p < unit.partition_end; ++p) {
-            const auto partition = dedup.partition(p);
-            WritePartition(prepared, partition, part);
-            part.n = partition.num_unique;
+            WritePartition(prepared, dedup, p, part, 0);
+            part.n = dedup.partition(p).num_unique;
             consume(part);
           }
         });
@@ -164,21 +155,23 @@ void Backward::Consume(Exec& exec, FunctionRef<void(const Part&)> consume) {
   });
 }
 
-template <class Partition>
-void Backward::WritePartition(const Prepared& prepared, const Partition& p,
-                              const BackwardOutput& out) const {
+template <typename K>
+void Backward::WritePartition(const Prepared& prepared, const Dedup<K>& dedup, size_t partition,
+                              const BackwardOutput& out, size_t at) const {
   const BackwardTask& task = prepared.task;
+  const auto p = dedup.partition(partition);
   bool is_first[Upstream::kChunk];
-  using K = std::remove_const_t<std::remove_pointer_t<decltype(p.unique)>>;
-  std::copy(p.unique, p.unique + p.num_unique, static_cast<K*>(out.keys));
+  std::copy(p.unique, p.unique + p.num_unique, static_cast<K*>(out.keys) + at);
   if (task.rows != nullptr) {
     // Overwrites the row of the next key until the first occurrence of that key is reached, so
     // there is no branch to mispredict.
+    RowId* const rows = out.rows + at;
     for (size_t e = 0, u = 0; u < p.num_unique; ++e) {
-      out.rows[u] = task.rows[p.positions[e]];
+      rows[u] = task.rows[p.positions[e]];
       u += p.local[e] == u;
     }
   }
+  float* const sums = out.sums + at * task.dim;
   uint32_t num_sums = 0;
   for (size_t e = 0; e < p.num_entries; e += Upstream::kChunk) {
     const size_t n = std::min(p.num_entries - e, Upstream::kChunk);
@@ -186,7 +179,7 @@ void Backward::WritePartition(const Prepared& prepared, const Partition& p,
       is_first[j] = p.local[e + j] == num_sums;
       num_sums += is_first[j];
     }
-    prepared.upstream.Add(p.positions + e, p.local + e, is_first, n, out.sums);
+    prepared.upstream.Add(p.positions + e, p.local + e, is_first, n, sums);
   }
 }
 

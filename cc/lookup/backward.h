@@ -94,10 +94,11 @@ class Backward {
 
   void PrepareTask(Exec& exec, Prepared* prepared);
   void MakeUnits();
-  // Writes the unique keys of a partition, their rows and their sums to the front of `out`.
-  template <class Partition>
-  void WritePartition(const Prepared& prepared, const Partition& partition,
-                      const BackwardOutput& out) const;
+  // Writes the unique keys of a partition, their rows and their sums to `out`, from the key `at`
+  // on.
+  template <typename K>
+  void WritePartition(const Prepared& prepared, const Dedup<K>& dedup, size_t partition,
+                      const BackwardOutput& out, size_t at) const;
 
   size_t num_tasks_ = 0;
   std::deque<Prepared> prepared_;  // the first num_tasks_ are in use

@@ -1,7 +1,7 @@
 """PooledGradient: the gradient of a lookup, before it is summed for each key.
 
-One operator sums it and steps the rows while the sums are in the cache, so they are never written.
-That is only worth it where nothing else needs the sums.
+One operator sums it and steps the rows while the sums are in the cache, so that only those of
+tables with rows in files are written. That is only worth it where nothing else needs the sums.
 """
 
 from __future__ import annotations
