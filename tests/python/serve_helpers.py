@@ -1,22 +1,31 @@
-"""A server in another process, and a model for it."""
+"""A server in another process, and a model for it. Tests that import this skip without KServe."""
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import os
+import pathlib
 import re
 import signal
 import subprocess
 import sys
 import threading
+import time
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import tf_dynemb as de
 
+if importlib.util.find_spec("kserve") is None:
+    pytest.skip("needs the extra `serve`", allow_module_level=True)
+
 USERS = np.array([[1], [2], [2**40]])
 TAGS = [[1, 2, 3], [], [7]]
+ROWS = [{"users": u, "tags": t} for u, t in zip(USERS.tolist(), TAGS, strict=True)]
 
 
 class Server:
@@ -110,3 +119,52 @@ def export(model, folder, version="1", **options):
 
 def scores(model, users=USERS, tags=TAGS):
     return model(inputs(users, tags))["score"].numpy()
+
+
+def client_of(server, **options):
+    import httpx
+
+    return httpx.Client(base_url=server.url, timeout=30, **options)
+
+
+def v1(client, body, model="ctr", **options):
+    return client.post(f"/v1/models/{model}:predict", json=body, **options)
+
+
+def eventually(condition, seconds=30):
+    """Waits until a condition is true; returns its value."""
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end, "it is never true"
+        time.sleep(0.02)
+    return found
+
+
+def metric(client, name, **labels):
+    """The value of a metric; 0 if it is not there."""
+    from prometheus_client.parser import text_string_to_metric_families as families
+
+    for family in families(client.get("/metrics").text):
+        for sample in family.samples:
+            if sample.name == name and labels.items() <= sample.labels.items():
+                return sample.value
+    return 0
+
+
+def v2_inputs():
+    lengths = [len(each) for each in TAGS]
+    arrays = {
+        "users": USERS,
+        "tags.values": np.array([tag for tags in TAGS for tag in tags]),
+        "tags.row_splits": np.cumsum([0, *lengths]),
+    }
+    return {name: array.astype(np.int64) for name, array in arrays.items()}
+
+
+def triton_grpc(server, *arguments, scores=None):
+    """Runs NVIDIA's gRPC client."""
+    program = pathlib.Path(__file__).with_name("triton_grpc_client.py")
+    given = None if scores is None else json.dumps(scores.tolist())
+    command = [sys.executable, str(program), server.address, *arguments]
+    done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]

@@ -3,42 +3,33 @@
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
-import gzip
-import http.server
-import importlib.util
 import json
 import pathlib
 import re
 import shlex
 import shutil
-import signal
-import socket
-import ssl
 import subprocess
 import sys
-import threading
-import time
-import urllib.parse
-from typing import ClassVar
 
-import certificates
-import grpc
-import httpx
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
-from serve_helpers import TAGS, USERS, Server, build, change, export, scores
+from serve_helpers import (
+    ROWS,
+    TAGS,
+    USERS,
+    Server,
+    build,
+    client_of,
+    export,
+    metric,
+    scores,
+    triton_grpc,
+    v1,
+    v2_inputs,
+)
 
 import tf_dynemb as de
-from tf_dynemb.serve.__main__ import main
-from tf_dynemb.serve.options import parse
-
-if importlib.util.find_spec("kserve") is None:
-    pytest.skip("needs the extra `serve`", allow_module_level=True)
-
-ROWS = [{"users": u, "tags": t} for u, t in zip(USERS.tolist(), TAGS, strict=True)]
 
 
 @pytest.fixture(scope="module")
@@ -63,33 +54,6 @@ def server(folder):
 def client(server):
     with client_of(server) as client:
         yield client
-
-
-def client_of(server, **options):
-    return httpx.Client(base_url=server.url, timeout=30, **options)
-
-
-def v1(client, body, model="ctr", **options):
-    return client.post(f"/v1/models/{model}:predict", json=body, **options)
-
-
-def eventually(condition, seconds=30):
-    """Waits until a condition is true; returns its value."""
-    end = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < end, "it is never true"
-        time.sleep(0.02)
-    return found
-
-
-def v2_inputs():
-    lengths = [len(each) for each in TAGS]
-    arrays = {
-        "users": USERS,
-        "tags.values": np.array([tag for tags in TAGS for tag in tags]),
-        "tags.row_splits": np.cumsum([0, *lengths]),
-    }
-    return {name: array.astype(np.int64) for name, array in arrays.items()}
 
 
 def test_rows_and_columns(client, model):
@@ -300,15 +264,6 @@ def test_triton_over_http(server, model):
             triton.infer("ctr", triton_inputs(http), model_version="8")
 
 
-def triton_grpc(server, *arguments, scores=None):
-    """Runs NVIDIA's gRPC client."""
-    program = pathlib.Path(__file__).with_name("triton_grpc_client.py")
-    given = None if scores is None else json.dumps(scores.tolist())
-    command = [sys.executable, str(program), server.address, *arguments]
-    done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr[-2000:]
-
-
 def test_triton_over_grpc(server, model):
     triton_grpc(server, scores=scores(model))
 
@@ -339,17 +294,6 @@ def test_kserve_client(server, model, protocol):
         (output,) = [each for each in found["outputs"] if each["name"] == "score"]
         scored = np.reshape(output["data"], output["shape"])
     np.testing.assert_allclose(scored, scores(model), rtol=1e-5)
-
-
-def metric(client, name, **labels):
-    """The value of a metric; 0 if it is not there."""
-    from prometheus_client.parser import text_string_to_metric_families as families
-
-    for family in families(client.get("/metrics").text):
-        for sample in family.samples:
-            if sample.name == name and labels.items() <= sample.labels.items():
-                return sample.value
-    return 0
 
 
 def test_metrics(client):
@@ -393,346 +337,6 @@ def test_requests_at_once(client, model):
         )
 
 
-def test_new_versions_and_deltas_under_load(tmp_path):
-    """No request fails, and each answer is the one of its version and its watermark."""
-    models = {"1": build()}
-    export(models["1"], tmp_path, "1")
-    expected = {}
-
-    def note(version):
-        mark = de.incremental_dump(tmp_path / "chain", models[version])
-        expected[mark.id] = scores(models[version])
-
-    note("1")
-    with Server(f"--model=ctr={tmp_path}/models", "--threads=2") as server:
-        with client_of(server) as client:
-            ended, answers = [], []
-
-            def load():
-                while not ended:
-                    answer = v1(client, {"instances": ROWS})
-                    answers.append((answer.status_code, answer.json(), dict(answer.headers)))
-
-            with concurrent.futures.ThreadPoolExecutor(3) as pool:
-                running = [pool.submit(load) for _ in range(3)]
-                try:
-                    eventually(lambda: answers)
-                    for number in range(2, 6):
-                        for step in range(5):
-                            change(models["1"], 100 * number + step)
-                            note("1")
-                            time.sleep(0.05)
-                        export(models["1"], tmp_path, str(number))
-                        eventually(lambda n=number: answers[-1][2]["x-model-version"] == str(n))
-                    last = list(expected)[-1]
-                    eventually(lambda: answers[-1][2]["x-watermark-id"] == last)
-                finally:
-                    ended.append(True)
-                for each in running:
-                    each.result()
-            assert len(answers) > 100
-            assert {status for status, _, _ in answers} == {200}
-            assert len({headers["x-watermark-id"] for _, _, headers in answers}) > 10
-            assert {headers["x-model-version"] for _, _, headers in answers} == set("12345")
-            for _, answer, headers in answers:
-                if headers["x-watermark-id"] in expected:
-                    found = [each["score"] for each in answer["predictions"]]
-                    np.testing.assert_allclose(
-                        found, expected[headers["x-watermark-id"]], rtol=1e-4, atol=1e-5
-                    )
-            assert sum(h["x-watermark-id"] in expected for _, _, h in answers) > len(answers) / 2
-            # A version that cannot be loaded leaves the one before.
-            (tmp_path / "models" / "9").mkdir()
-            (tmp_path / "models" / "9" / "saved_model.pb").write_bytes(b"no graph")
-            eventually(lambda: metric(client, "tf_dynemb_versions_failed_total", model="ctr"))
-            states = client.get("/v1/models/ctr").json()["model_version_status"]
-            assert [each["state"] for each in states] == ["AVAILABLE", "START"]
-            assert v1(client, {"instances": ROWS}).headers["x-model-version"] == "5"
-            # Removing the newest good version goes back to the one before.
-            (tmp_path / "models" / "5").rename(tmp_path / "removed")
-            eventually(lambda: v1(client, {"instances": ROWS}).headers["x-model-version"] == "4")
-        assert server.end() == 0
-
-
-def test_a_delta_that_is_damaged(tmp_path):
-    model = build()
-    export(model, tmp_path, "1")
-    with Server(f"--model=ctr={tmp_path}/models") as server, client_of(server) as client:
-        applied = metric(client, "tf_dynemb_snapshots_applied_total", model="ctr")
-        change(model, 5)
-        before = scores(model)
-        mark = de.incremental_dump(tmp_path / "chain", model)
-        eventually(lambda: v1(client, {"instances": ROWS}).headers["x-watermark-id"] == mark.id)
-        change(model, 6)
-        de.incremental_dump(tmp_path / "elsewhere", model, since=mark)
-        (delta,) = (tmp_path / "elsewhere").glob("*-delta-*")
-        for file in delta.glob("*.vectors.npy"):
-            file.write_bytes(file.read_bytes()[:-1] + b"?")
-        delta.rename(tmp_path / "chain" / f"00000009{delta.name[8:]}")
-        eventually(lambda: metric(client, "tf_dynemb_follow_failed", model="ctr"))
-        time.sleep(0.3)
-        assert metric(client, "tf_dynemb_snapshots_refused_total", model="ctr") == 1
-        now = metric(client, "tf_dynemb_snapshots_applied_total", model="ctr")
-        assert now == applied + 1
-        assert "is damaged" in client.get("/v1/models/ctr").json()["follow_error"]
-        # It goes on, and is ready: another server would read the same snapshot.
-        assert client.get("/v2/health/ready").status_code == 200
-        answer = v1(client, {"instances": ROWS})
-        assert answer.headers["x-watermark-id"] == mark.id
-        found = [each["score"] for each in answer.json()["predictions"]]
-        np.testing.assert_allclose(found, before, rtol=1e-5)
-
-
-def test_limits_tokens_and_control(folder, tmp_path):
-    token = tmp_path / "token"
-    token.write_text("secret\n")
-    with Server(
-        f"--model=ctr={folder}/models",
-        *("--max-request-bytes=2000", "--max-rows=4", "--max-elements=30", "--max-requests=1"),
-        *(f"--token-file={token}", "--model-control", "--timeout-seconds=1"),
-    ) as server:
-        authorization = {"authorization": "Bearer secret"}
-        with client_of(server) as client:
-            for headers in ({}, {"authorization": "Bearer other"}, {"authorization": "secret"}):
-                answer = v1(client, {"instances": ROWS}, headers=headers)
-                assert answer.status_code == 401
-                assert client.get("/metrics", headers=headers).status_code == 401
-            assert client.get("/v2/health/ready").status_code == 200
-            client.headers = authorization
-            assert v1(client, {"instances": ROWS}).status_code == 200
-            many = v1(client, {"instances": [{"users": [1], "tags": []}] * 5})
-            assert (many.status_code, "1 to 4" in many.text) == (400, True)
-            large = v1(client, {"instances": [{"users": [1], "tags": [1] * 40}]})
-            assert (large.status_code, "elements" in large.text) == (400, True)
-            huge = v1(client, {"instances": [{"users": [1], "tags": [1] * 2000}]})
-            assert huge.status_code == 413
-            chunks = client.post("/v1/models/ctr:predict", content=iter([b"x" * 1500] * 2))
-            assert chunks.status_code == 413
-            assert client.post("/v2/repository/models/x/load").status_code == 404
-            assert client.post("/v2/repository/models/ctr/unload").json()["unload"]
-            assert v1(client, {"instances": ROWS}).status_code == 503
-            assert client.get("/v1/models/ctr").status_code == 503
-            assert client.get("/v2/health/ready").status_code == 200
-            time.sleep(0.3)
-            assert v1(client, {"instances": ROWS}).status_code == 503
-            assert client.post("/v2/repository/models/ctr/load").json()["load"]
-            assert v1(client, {"instances": ROWS}).status_code == 200
-
-            # Bodies that do not come are refused in time, and there is a limit on them.
-            def slow():
-                yield b"{"
-                time.sleep(3)
-                yield b"}"
-
-            with concurrent.futures.ThreadPoolExecutor(4) as pool:
-                waiting = [
-                    pool.submit(client.post, "/v1/models/ctr:predict", content=slow())
-                    for _ in range(4)
-                ]
-                busy = eventually(lambda: (a := v1(client, {"instances": ROWS})).is_error and a)
-                assert (busy.status_code, busy.headers["retry-after"]) == (429, "1")
-                for each in waiting:
-                    with contextlib.suppress(httpx.HTTPError):  # it may have closed the connection
-                        assert each.result().status_code == 408
-            assert v1(client, {"instances": ROWS}).status_code == 200
-        triton_grpc(server, "Bearer secret")
-        with grpc.insecure_channel(server.address) as channel:
-            sent = {"metadata": [("authorization", "Bearer secret")], "timeout": 30}
-            name = b"\x0a\x03ctr"  # a message of KServe; NVIDIA's client sends its own above
-            for call in ("Unload", "Load"):
-                path = f"/inference.GRPCInferenceService/RepositoryModel{call}"
-                assert channel.unary_unary(path)(name, **sent) == name + b"\x10\x01"
-
-
-def test_tls(folder, tmp_path):
-    authority = certificates.Authority(tmp_path / "ca")
-    certificate, key, trusted = authority.rank()
-    files = [f"--tls-cert={certificate}", f"--tls-key={key}"]
-    with Server(f"--model=ctr={folder}/models", *files) as server:
-        assert server.url.startswith("https://")
-        context = ssl.create_default_context(cafile=trusted)
-        context.check_hostname = False  # the test's certificates name no host
-        with client_of(server, verify=context) as client:
-            assert v1(client, {"instances": ROWS}).status_code == 200
-        with pytest.raises(httpx.ConnectError), client_of(server) as client:
-            v1(client, {"instances": ROWS})
-        certificate = pathlib.Path(trusted).read_bytes()
-        credentials = grpc.ssl_channel_credentials(certificate)
-        options = [("grpc.ssl_target_name_override", "rank")]
-        for secure, answers in (
-            (grpc.secure_channel(server.address, credentials, options), True),
-            (grpc.insecure_channel(server.address), False),
-        ):
-            with secure as channel:
-                live = channel.unary_unary("/inference.GRPCInferenceService/ServerLive")
-                try:
-                    found = live(b"", timeout=10)
-                    assert answers
-                    assert found == b"\x08\x01"
-                except grpc.RpcError:
-                    assert not answers
-
-
-def test_a_directory_for_copies(folder, tmp_path):
-    left = tmp_path / "cache/models/ctr/1-0123"
-    left.mkdir(parents=True)
-    options = [f"--model=ctr={folder}/models", f"--cache={tmp_path}/cache"]
-    with Server(*options) as server:
-        assert not left.exists()
-        with Server(*options) as other:
-            assert other.url is None
-        assert "another server uses" in "".join(other.lines)
-        assert server.end() == 0
-    with Server(*options) as server:
-        assert server.url
-
-
-def test_what_is_refused_before_its_body(folder, tmp_path):
-    """The connection is closed: nobody reads the rest."""
-    token = tmp_path / "token"
-    token.write_text("secret")
-    with Server(f"--model=ctr={folder}/models", f"--token-file={token}") as server:
-        url = urllib.parse.urlsplit(server.url)
-        predict, known = "/v1/models/ctr:predict", "Authorization: Bearer secret\r\n"
-        for path, headers, size, status in (
-            (predict, "", 1_000_000, b"401"),
-            ("/v2/health/live", "", 1_000_000, b"405"),
-            (predict, known, 100_000_000, b"413"),
-        ):
-            with socket.create_connection((url.hostname, url.port), timeout=20) as connection:
-                lines = f"POST {path} HTTP/1.1\r\nHost: x\r\n{headers}Content-Length: {size}"
-                connection.sendall(f"{lines}\r\n\r\n{{".encode())
-                answer = b""
-                while data := connection.recv(1000):  # it ends, although the body has not come
-                    answer += data
-                assert answer.split()[1] == status
-        lower = {"authorization": "bearer secret"}
-        with client_of(server, headers=lower) as client:
-            assert v1(client, {"instances": ROWS}).status_code == 200
-
-
-def test_a_call_that_does_not_end(tmp_path):
-    """The server ends in time although a call of a model does not."""
-    model = tf.Module()
-    spec = tf.TensorSpec([], tf.int64, "steps")
-    model.run = tf.function(
-        lambda steps: tf.while_loop(lambda i: i < steps, lambda i: [i + 1], [0 * steps])[0],
-        input_signature=[spec],
-    )
-    tf.saved_model.save(model, str(tmp_path / "model"), signatures=model.run)
-    program = (
-        "import sys; sys.argv[0] = 'serve'; import tf_dynemb.serve.server as server;"
-        "server._GRACE_SECONDS = 1; from tf_dynemb.serve.__main__ import main; main()"
-    )
-    with Server(f"--model=m={tmp_path}/model", "--timeout-seconds=1", program=program) as server:
-        with client_of(server) as client:
-            answer = v1(client, {"inputs": 2**60}, "m")
-        assert answer.status_code == 504
-        began = time.monotonic()
-        assert server.end() == 0
-        assert time.monotonic() - began < 15
-
-
-def test_the_end_of_a_server(folder):
-    """SIGTERM: not ready, still answering, then requests end and the process does."""
-    with Server(f"--model=ctr={folder}/models", "--drain-seconds=1") as server:
-        with client_of(server) as client:
-            assert v1(client, {"instances": ROWS}).status_code == 200
-            server.process.send_signal(signal.SIGTERM)
-            eventually(lambda: client.get("/v2/health/ready").status_code == 503)
-            assert client.get("/v2/health/live").status_code == 200
-            assert v1(client, {"instances": ROWS}).status_code == 200
-        assert server.process.wait(20) == 0
-
-
-def test_connections_that_send_too_much_end(folder):
-    with Server(f"--model=ctr={folder}/models", "--max-request-bytes=1000") as server:
-        url = urllib.parse.urlsplit(server.url)
-
-        def answers(sent):
-            with socket.create_connection((url.hostname, url.port), timeout=20) as connection:
-                with contextlib.suppress(ConnectionError):  # it may end before all is sent
-                    connection.sendall(sent)
-                found = b""
-                with contextlib.suppress(ConnectionError):
-                    while data := connection.recv(65536):
-                        found += data
-                return found.count(b"HTTP/1.1 ")
-
-        head = b" HTTP/1.1\r\nHost: x\r\n"
-        # Requests that do not wait for answers.
-        assert answers((b"GET /v2/health/live" + head + b"\r\n") * 500) < 500
-        # Chunks of one byte, with extensions.
-        chunked = b"POST /v1/models/ctr:predict" + head + b"Transfer-Encoding: chunked\r\n\r\n"
-        assert answers(chunked + (b"1;" + b"e" * 2000 + b"\r\nx\r\n") * 900) == 0
-        with client_of(server) as client:
-            assert client.get("/v2/health/live").status_code == 200
-
-
-def test_a_second_signal_ends_the_drain(folder):
-    with Server(f"--model=ctr={folder}/models", "--drain-seconds=600") as server:
-        server.process.send_signal(signal.SIGTERM)
-        with client_of(server) as client:
-            eventually(lambda: client.get("/v2/health/ready").status_code == 503)
-        server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(60) == 0
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--model=ctr={folder}/nothing"], "there is no SavedModel"),
-        (["--model=ctr={folder}/models", "--http-port=1{port}"], "cannot listen"),
-        (["--model=ctr={folder}/models", "--token-file={folder}/none"], "--token-file"),
-        (["--model=ctr=nothing://x"], "--model"),
-        (
-            ["--model=ctr={folder}/models", "--tls-cert={folder}/x", "--tls-key={folder}/x"],
-            "--tls-cert",
-        ),
-    ],
-)
-def test_servers_that_do_not_start(folder, server, arguments, message):
-    port = server.url.rpartition(":")[2]
-    given = [
-        each.format(folder=folder, port=port).replace("=1" + port, f"={port}") for each in arguments
-    ]
-    with Server(*given) as failed:
-        assert failed.url is None
-        assert failed.process.returncode in (1, 2)
-    assert message in "".join(failed.lines)
-    assert "Traceback" not in "".join(failed.lines)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "--model"),
-        (["--model=ctr"], "is not NAME=PATH"),
-        (["--model=a/b=x"], "is not NAME=PATH"),
-        (["--model=a=x", "--model=a=y"], "is there twice"),
-        (["--model=a=x", "--follow=b=y"], "no --model of this name"),
-        (["--model=a=x", "--threads=0"], "is not above 0"),
-        (["--model=a=x", "--max-rows=x"], "invalid"),
-        (["--model=..=x"], "is not NAME=PATH"),
-        (["--model=a=x", "--grpc-port=70000"], "is no port"),
-        (["--model=a=x", "--drain-seconds=nan"], "is no number of seconds"),
-        (["--model=a=x", "--tls-cert=y"], "pass both"),
-    ],
-)
-def test_wrong_command_lines(capsys, arguments, message):
-    with pytest.raises(SystemExit) as ended:
-        parse(arguments)
-    assert ended.value.code == 2
-    assert message in capsys.readouterr().err
-
-
-def test_without_the_extra(capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "uvloop", None)
-    monkeypatch.setattr(sys, "argv", ["serve", "--model=ctr=x"])
-    assert main() == 1
-    assert "pip install 'tf_dynemb[serve]'" in capsys.readouterr().err
-
-
 def test_commands_of_the_documentation(tmp_path):
     """The curl commands of docs/server.md are answered."""
     documents = pathlib.Path(__file__).parents[2] / "docs"
@@ -751,58 +355,3 @@ def test_commands_of_the_documentation(tmp_path):
             done = subprocess.run(shlex.split(asked), capture_output=True, text=True, timeout=60)
             assert done.returncode == 0, command
             assert done.stdout
-
-
-class Collector(http.server.BaseHTTPRequestHandler):
-    """Keeps the spans that an OpenTelemetry collector gets."""
-
-    spans: ClassVar[list] = []
-
-    def do_POST(self):
-        from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
-            ExportTraceServiceRequest,
-        )
-
-        body = self.rfile.read(int(self.headers["content-length"]))
-        if self.headers.get("content-encoding") == "gzip":
-            body = gzip.decompress(body)
-        for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
-            for scope in resource.scope_spans:
-                self.spans.extend(scope.spans)
-        self.send_response(200)
-        self.end_headers()
-
-    def log_message(self, *_):
-        pass
-
-
-def test_traces(folder):
-    pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
-    Collector.spans.clear()
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Collector) as collector:
-        threading.Thread(target=collector.serve_forever, daemon=True).start()
-        endpoint = f"http://127.0.0.1:{collector.server_address[1]}"
-        given = {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint}
-        with Server(f"--model=ctr={folder}/models", environment=given) as server:
-            trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-            with client_of(server, headers={"traceparent": trace}) as client:
-                answer = v1(client, {"instances": ROWS})
-                v1(client, {"instances": []})
-            assert server.end() == 0
-        collector.shutdown()
-    named = {}
-    for span in Collector.spans:
-        named.setdefault(span.name, []).append(span)
-    good, bad = named["predict"]
-    assert {span.trace_id.hex() for span in Collector.spans} == {trace[3:35]}
-    assert good.parent_span_id.hex() == trace[36:52]
-    attributes = {each.key: each.value.string_value for each in good.attributes}
-    assert attributes["model"] == "ctr"
-    assert attributes["x-watermark-id"] == answer.headers["x-watermark-id"]
-    (queue,), (call,) = named["queue"], named["call"]
-    assert queue.parent_span_id == call.parent_span_id == good.span_id
-    assert good.start_time_unix_nano <= queue.start_time_unix_nano
-    assert queue.end_time_unix_nano == call.start_time_unix_nano < call.end_time_unix_nano
-    assert call.end_time_unix_nano <= good.end_time_unix_nano
-    assert bad.status.code == 2
-    assert "an element for each row" in bad.status.message

@@ -19,9 +19,6 @@ import pytest
 from hypothesis import strategies as st
 from serve_helpers import Server, build, export
 
-if importlib.util.find_spec("kserve") is None:
-    pytest.skip("needs the extra `serve`", allow_module_level=True)
-
 ROW = {"users": [1], "tags": [1, 2]}
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import importlib.util
 import json
 import shutil
 import time
@@ -14,16 +13,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from grpc_interceptor import exceptions
 from hypothesis import strategies as st
-from serve_helpers import TAGS, USERS, build, change, export, scores
+from serve_helpers import ROWS, build, change, export, scores
 
 import tf_dynemb as de
-
-if importlib.util.find_spec("kserve") is None:
-    pytest.skip("needs the extra `serve`", allow_module_level=True)
-
-from grpc_interceptor import exceptions
-
 from tf_dynemb.serve import rest, rpc, v1
 from tf_dynemb.serve.batches import Answer, Batches
 from tf_dynemb.serve.inputs import Dense, Ragged, Sparse, Tensor, collect, rows_of
@@ -31,7 +25,7 @@ from tf_dynemb.serve.loaded_model import LoadedModel, Signature, Watermark
 from tf_dynemb.serve.model import Limits, Model
 from tf_dynemb.serve.sources import PathSource
 
-BODY = {"instances": [{"users": u, "tags": t} for u, t in zip(USERS.tolist(), TAGS, strict=True)]}
+BODY = {"instances": ROWS}
 INT64, FLOAT32, TEXT = np.dtype(np.int64), np.dtype(np.float32), np.dtype(object)
 LIMITS = Limits(rows=100, elements=10_000, seconds=30.0)
 
