@@ -30,6 +30,16 @@ def small_device_tier():
         yield
 
 
+@pytest.fixture(autouse=True, scope="module")
+def what_is_there_stays():
+    """Collections of garbage do not look at what imports and earlier modules have left.
+
+    TensorFlow and Keras keep a million objects: each collection would take a second.
+    """
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def no_global_seed():
     """Forgets the seed that a test has set, which would decide the seeds of later tables."""

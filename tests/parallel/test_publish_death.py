@@ -11,7 +11,7 @@ from parallel import launch
 
 HERE = pathlib.Path(__file__).resolve().parent
 SCRIPT = HERE.parent / "python" / "publish_process.py"
-KILLS = int(os.environ.get("PUBLISH_KILLS", "1"))
+KILLS = int(os.environ.get("PUBLISH_KILLS", "1"))  # `make soak` has more, and a store
 EACH = 2  # the most kills of a training
 
 pytestmark = pytest.mark.slow
@@ -40,6 +40,8 @@ def run(folder, name, *options, url=None):
 
 
 def test_ranks_that_are_killed_and_started_again(tmp_path, path_or_s3):
+    if path_or_s3 is not None and "PUBLISH_KILLS" not in os.environ:
+        pytest.skip("one process has the same, and takes less: test_publish")
     expected, _ = run(tmp_path, "whole", url=path_or_s3)
     kills = trainings = 0
     while kills < KILLS:

@@ -104,7 +104,9 @@ def variables(tmp_path):
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_ranks_with_tls_train_as_ranks_without(tmp_path, variables, ranks):
+def test_ranks_with_tls_train_as_ranks_without(tmp_path, variables, ranks, request):
+    if ranks == 4 and not request.config.getoption("--all-ranks"):
+        pytest.skip("needs --all-ranks")
     ended, plain = run(tmp_path, ranks, TRAIN, "plain")
     assert ended.status == 0, ended.tail()
     ended, encrypted = run(tmp_path, ranks, TRAIN, "encrypted", **variables)

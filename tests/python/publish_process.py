@@ -179,7 +179,7 @@ def interrupt(path, times, seed, url=None):
 
     Args:
         path: a folder for results and, without `url`, for chains.
-        times: the least number of kills.
+        times: the least number of kills. There are more until one comes after a delta.
         seed: of the moments.
         url: a URL for chains.
 
@@ -194,7 +194,7 @@ def interrupt(path, times, seed, url=None):
     whole = [_run(f"{chains}/whole{after}", path / "expected", after, 1000) for after in (1, 2)]
     expected = (path / "expected.0").read_text()
     counts = collections.Counter(kills=0, trainings=0, wrong=0, after_delta=0)
-    while counts["kills"] < times:
+    while counts["kills"] < times or not counts["after_delta"]:
         chain, out = f"{chains}/chain{counts['trainings']}", path / f"bits{counts['trainings']}"
         while True:
             after = rng.choice([1, 2, 2])
