@@ -108,7 +108,8 @@ def main() -> int:
             flags = bazel_flags()
             print("\n".join(f'build "{flag}"' for flag in flags))
             if any(flag.startswith("--disk_cache") for flag in flags):
-                print("test --nocache_test_results")  # tests that ran in another clone run again
+                # Tests that ran in another clone run again; with sanitizers, see .bazelrc.
+                print("test --nocache_test_results")
         else:
             print(json.dumps(_details()))
     except TensorFlowError as error:

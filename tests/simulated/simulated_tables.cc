@@ -5,5 +5,6 @@
 namespace dynemb {
 
 template class DeviceTable<ThreadsDevice>;
+template class DeviceLookups<ThreadsDevice>;
 
 }  // namespace dynemb

@@ -1,7 +1,8 @@
-// Tables on simulated devices, compiled once for all tests.
+// Tables on simulated devices, and lookups in them, compiled once for all tests.
 #ifndef DYNEMB_TESTS_SIMULATED_TABLES_H_
 #define DYNEMB_TESTS_SIMULATED_TABLES_H_
 
+#include "cc/device/device_lookups.h"
 #include "cc/device/device_table.h"
 #include "cc/device/thread_lane.h"
 #include "tests/simulated/lanes_lockstep.h"
@@ -18,6 +19,9 @@ using WideTeamsDevice = SimulatedDevice<LockstepLanes<4>, LockstepLanes<32>>;
 extern template class DeviceTable<ThreadsDevice>;
 extern template class DeviceTable<NarrowTeamsDevice>;
 extern template class DeviceTable<WideTeamsDevice>;
+extern template class DeviceLookups<ThreadsDevice>;
+extern template class DeviceLookups<NarrowTeamsDevice>;
+extern template class DeviceLookups<WideTeamsDevice>;
 
 }  // namespace dynemb
 
