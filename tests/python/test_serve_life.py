@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import signal
 import socket
+import subprocess
 import sys
 import time
 
+import httpx
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -172,6 +175,35 @@ def test_the_end_of_a_server(folder):
             assert client.get("/v2/health/live").status_code == 200
             assert v1(client, {"instances": ROWS}).status_code == 200
         assert server.process.wait(20) == 0
+
+
+def test_a_signal_while_a_model_is_loaded(folder):
+    """The server is live, not ready, and ends in time although the loading does not."""
+    program = (
+        "import sys; sys.argv[0] = 'serve'; import threading;"
+        "import tf_dynemb.serve.server as server, tf_dynemb.serve.model as model;"
+        "server._GRACE_SECONDS = 1; model.LoadedModel = lambda path: threading.Event().wait();"
+        "from tf_dynemb.serve.__main__ import main; main()"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-c", program, f"--model=ctr={folder}/models"]
+    command += [f"--http-port={port}", "--grpc-port=-1"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+
+                def status(path):
+                    with contextlib.suppress(httpx.ConnectError):
+                        return client.get(path).status_code
+
+                eventually(lambda: status("/v2/health/live") == 200, seconds=120)
+                assert status("/v2/health/ready") == 503
+                assert v1(client, {"instances": ROWS}).status_code == 503
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
 
 
 def test_a_second_signal_ends_the_drain(folder):
