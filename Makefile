@@ -114,10 +114,10 @@ soak: develop ## compares tables with models for a million operations each, and 
 	$(call soak_of,$(SOAK_FLUSHES)) //tests/cc:file_flush_test //tests/cc:file_flush_lies_test //tests/cc:file_flush_sync_test
 	$(call soak_of,$(SOAK_RANKS),--test_filter='*RandomCollectives*/Plain_aabb') //tests/cc:ranks_test
 	$(call soak_of,1) //tests/cc:fault_test //tests/cc:fault_lookup_test
-	CRASH_SAMPLES=30 $(VENV_PYTHON) -m pytest -q tests/python/test_crash_model.py
-	PUBLISH_KILLS=100 $(VENV_PYTHON) -m pytest -q tests/python/test_publish.py tests/parallel/test_publish_death.py -k kill
+	CRASH_SAMPLES=30 $(VENV_PYTHON) -m pytest -q -o faulthandler_timeout=0 tests/python/test_crash_model.py
+	PUBLISH_KILLS=100 $(VENV_PYTHON) -m pytest -q -o faulthandler_timeout=0 tests/python/test_publish.py tests/parallel/test_publish_death.py -k kill
 	unshare --map-root-user --mount $(VENV_PYTHON) tests/soak/serve_hour.py
-	STORE_SNAPSHOTS=200 $(VENV_PYTHON) -m pytest -q tests/python/test_served_weights.py tests/python/test_serving_c.py -k each_answer
+	STORE_SNAPSHOTS=200 $(VENV_PYTHON) -m pytest -q -o faulthandler_timeout=0 tests/python/test_served_weights.py tests/python/test_serving_c.py -k each_answer
 	$(call soak_of,$(SOAK_SANITIZED_ROWS),--config=asan-ubsan) //tests/cc:file_table_scale_test
 	$(call soak_of,$(SOAK_SANITIZED_ROWS),--config=tsan) //tests/cc:file_table_scale_test
 

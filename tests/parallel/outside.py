@@ -7,6 +7,7 @@ result.
 
 from __future__ import annotations
 
+import faulthandler
 import pathlib
 
 import pytest
@@ -59,5 +60,6 @@ def _launch(item: pytest.Item) -> Launch:
         ]
         verbosity = item.config.get_verbosity("assertions")
         options = ["-o", f"verbosity_assertions={verbosity}"]
+        faulthandler.cancel_dump_traceback_later()  # each case in a launch has a limit
         _launches[place] = Launch(engine, ranks, cases, item.config.rootpath, options=options)
     return _launches[place]

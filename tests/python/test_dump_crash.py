@@ -5,6 +5,7 @@ import errno
 import os
 import pathlib
 import subprocess
+import threading
 
 import keras
 import numpy as np
@@ -180,11 +181,12 @@ def test_writes_that_fail_after_some_bytes(tmp_path, monkeypatch, kind):
     trainer.change()
     rng = np.random.default_rng(0)
     write = os.write
-    total = 0
+    total, threads = 0, threading.Lock()
 
     def counting(descriptor, data):
         nonlocal total
-        total += len(data)
+        with threads:
+            total += len(data)
         return write(descriptor, data)
 
     with monkeypatch.context() as patch:
@@ -201,11 +203,12 @@ def test_writes_that_fail_after_some_bytes(tmp_path, monkeypatch, kind):
 
         def full(descriptor, data):
             nonlocal left
-            if left == 0:
-                raise OSError(errno.ENOSPC, "No space left on device")
-            written = write(descriptor, data[:left])
-            left -= written
-            return written
+            with threads:
+                if left == 0:
+                    raise OSError(errno.ENOSPC, "No space left on device")
+                written = write(descriptor, data[:left])
+                left -= written
+                return written
 
         with monkeypatch.context() as patch:
             patch.setattr(os, "write", full)
@@ -217,6 +220,21 @@ def test_writes_that_fail_after_some_bytes(tmp_path, monkeypatch, kind):
     check_chain(tmp_path, before)
     trainer.dump(tmp_path, kind)
     check_chain(tmp_path, trainer.contents())
+
+
+@pytest.mark.parametrize("kind", ["base", "delta"])
+def test_writes_of_nothing(tmp_path, monkeypatch, kind):
+    """A file system that writes nothing and gives no reason is an error, not an endless loop."""
+    trainer = Trainer()
+    trainer.dump(tmp_path, "base")
+    before = trainer.contents()
+    trainer.change()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", lambda descriptor, data: 0)
+        with pytest.raises(OSError, match="Input/output error") as caught:
+            trainer.dump(tmp_path, kind)
+    check_error(caught.value, (errno.EIO,))
+    check_chain(tmp_path, before)
 
 
 @pytest.mark.parametrize("function", ["pwrite", "posix_fallocate", "fsync", "rename"])

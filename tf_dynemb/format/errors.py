@@ -1,8 +1,9 @@
-"""Errors for files on disk that differ from what was written."""
+"""Errors of files: those that differ from what was written, and of system calls."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterator
 
@@ -23,3 +24,17 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
         if error.filename is None and error.errno is not None:
             raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
         raise
+
+
+def write_all(descriptor: int, data: bytes | memoryview) -> None:
+    """Writes bytes to a file, in one or more system calls.
+
+    Raises:
+        OSError: a call failed, or wrote nothing, without a reason (EIO).
+    """
+    left = memoryview(data)
+    while left:
+        written = os.write(descriptor, left)
+        if written == 0:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        left = left[written:]

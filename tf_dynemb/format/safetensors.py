@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tf_dynemb.format.errors import DataLossError, naming
+from tf_dynemb.format.errors import DataLossError, naming, write_all
 from tf_dynemb.format.fields import Fields
 
 _CODES = {
@@ -96,12 +96,12 @@ def write(path: pathlib.Path, arrays: Mapping[str, Array]) -> int:
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % _ALIGNMENT)
     with naming(path), path.open("xb", 0) as file:
-        _write_all(file.fileno(), len(text).to_bytes(8, "little") + text)
+        write_all(file.fileno(), len(text).to_bytes(8, "little") + text)
         for name in names:
             dtype, values = arrays[name]
             values = np.ascontiguousarray(values, DTYPES[dtype])
             if values.size:
-                _write_all(file.fileno(), values.reshape(-1).view(np.uint8).data)
+                write_all(file.fileno(), values.reshape(-1).view(np.uint8).data)
     return 8 + len(text) + end
 
 
@@ -174,9 +174,3 @@ def _array(header: Fields, name: str, data: npt.NDArray[np.uint8]) -> Array:
         return Array(dtype, values.view(DTYPES[dtype]).reshape(shape))
     except ValueError as error:  # too many dimensions, or too large ones beside a 0
         raise DataLossError(f"{header.where}: {name!r} has the shape {list(shape)}.") from error
-
-
-def _write_all(descriptor: int, data: bytes | memoryview) -> None:
-    left = memoryview(data)
-    while left:
-        left = left[os.write(descriptor, left) :]

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tf_dynemb.format import crc32c, npy
-from tf_dynemb.format.errors import naming
+from tf_dynemb.format.errors import naming, write_all
 from tf_dynemb.format.table_entry import ColumnFile
 
 # Data is written in multiples of this, at offsets that are multiples of it. Kernels that keep files
@@ -56,12 +56,12 @@ class LocalOutput:
 
     def write(self, data: memoryview) -> None:
         """Appends bytes, in one or more system calls."""
-        while data:
-            try:
-                data = data[os.write(self._descriptor, data) :]
-            except OSError as error:
-                self.abandon()
-                raise OSError(error.errno, os.strerror(error.errno or 0), self.path) from error
+        try:
+            with naming(self.path):
+                write_all(self._descriptor, data)
+        except OSError:
+            self.abandon()
+            raise
 
     def finish(self, header: bytes) -> None:
         """Writes the header, syncs and closes the file."""

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tf_dynemb._presence import is_directory
-from tf_dynemb.format.errors import naming
+from tf_dynemb.format.errors import naming, write_all
 from tf_dynemb.format.manifest import Manifest
 from tf_dynemb.storage.snapshot import MANIFEST
 
@@ -43,9 +43,7 @@ def copy_file(parts: Iterable[npt.NDArray[np.uint8]], path: pathlib.Path) -> Non
     """Writes and syncs a new file of these parts."""
     with naming(path), path.open("xb", 0) as file:
         for part in parts:
-            left = part.data
-            while left:
-                left = left[file.write(left) :]
+            write_all(file.fileno(), part.data)
         os.fsync(file.fileno())
 
 
