@@ -49,12 +49,17 @@ def no_global_seed():
         context.context()._seed = None
 
 
-def pytest_configure():
-    """Makes temporary folders, and the start of processes, fast.
+def pytest_configure(config):
+    """Makes temporary folders, and the start of processes, fast; a crash ends `pytest -n`.
+
+    Otherwise xdist would start another process for the files of the one that crashed, and with
+    files as scopes would then wait for ever.
 
     Temporary folders are in memory: dumps and flushes sync each file, and tests would wait for the
     disk half of their time. No test can tell the difference: none cuts the power.
     """
+    if getattr(config.option, "maxworkerrestart", "0") is None:
+        config.option.maxworkerrestart = "0"
     places = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if str(START) not in places:
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(START), *places]))
