@@ -37,7 +37,7 @@ test: ## runs the C++ tests, then the Python tests
 	@tools/setup.sh develop horovod
 	@echo "make test: 2 of 3, C++ tests, $$(date +%T); 5 minutes from nothing; a line every 30 seconds"
 	@$(MAKE) --no-print-directory run-test-cc
-	@echo "make test: 3 of 3, Python tests, $$(date +%T); 20 to 45 minutes, with ARGS=--all-ranks more; lines of dots with percentages"
+	@echo "make test: 3 of 3, Python tests, $$(date +%T); up to 50 minutes, with ARGS=--all-ranks more; lines of dots with percentages"
 	$(VENV_PYTHON) -m pytest -n $(JOBS) $(ARGS)
 
 test-cc: develop run-test-cc ## runs the C++ tests

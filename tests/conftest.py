@@ -92,6 +92,19 @@ def s3(s3_server, monkeypatch):
     return store_helpers.empty_folder(s3_server, monkeypatch)
 
 
+@pytest.fixture(scope="session")
+def served(tmp_path_factory):
+    """A folder with a chain, and `models` with version 7 of a model that follows it.
+
+    Tests do not change it.
+    """
+    import serve_helpers
+
+    folder = tmp_path_factory.mktemp("served")
+    serve_helpers.export(serve_helpers.build(), folder, "7")
+    return folder
+
+
 @pytest.fixture(params=["path", "s3"])
 def path_or_s3(request):
     """Where a test has its chains: None: at a path; or the URL of an empty folder of a store."""

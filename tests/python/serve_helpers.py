@@ -1,4 +1,8 @@
-"""A server in another process, and a model for it. Tests that import this skip without KServe."""
+"""A server in another process, and a model for it.
+
+A module that imports this skips without KServe: before it imports what comes with KServe, such as
+gRPC.
+"""
 
 from __future__ import annotations
 

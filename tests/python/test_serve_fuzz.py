@@ -12,12 +12,14 @@ import subprocess
 import sys
 import urllib.parse
 
+from serve_helpers import Server, build, export
+
+# isort: split
 import grpc
 import httpx
 import hypothesis
 import pytest
 from hypothesis import strategies as st
-from serve_helpers import Server, build, export
 
 ROW = {"users": [1], "tags": [1, 2]}
 INFER = "/inference.GRPCInferenceService/ModelInfer"

@@ -10,10 +10,6 @@ import subprocess
 import sys
 import time
 
-import httpx
-import numpy as np
-import pytest
-import tensorflow as tf
 from serve_helpers import (
     ROWS,
     Server,
@@ -27,16 +23,15 @@ from serve_helpers import (
     v1,
 )
 
+# isort: split
+import httpx
+import numpy as np
+import pytest
+import tensorflow as tf
+
 import tf_dynemb as de
 from tf_dynemb.serve.__main__ import main
 from tf_dynemb.serve.options import parse
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("serve")
-    export(build(), folder, "7")
-    return folder
 
 
 def test_new_versions_and_deltas_under_load(tmp_path):
@@ -129,10 +124,10 @@ def test_a_delta_that_is_damaged(tmp_path):
         np.testing.assert_allclose(found, before, rtol=1e-5)
 
 
-def test_a_directory_for_copies(folder, tmp_path):
+def test_a_directory_for_copies(served, tmp_path):
     left = tmp_path / "cache/models/ctr/1-0123"
     left.mkdir(parents=True)
-    options = [f"--model=ctr={folder}/models", f"--cache={tmp_path}/cache"]
+    options = [f"--model=ctr={served}/models", f"--cache={tmp_path}/cache"]
     with Server(*options) as server:
         assert not left.exists()
         with Server(*options) as other:
@@ -165,9 +160,9 @@ def test_a_call_that_does_not_end(tmp_path):
         assert time.monotonic() - began < 15
 
 
-def test_the_end_of_a_server(folder):
+def test_the_end_of_a_server(served):
     """SIGTERM: not ready, still answering, then requests end and the process does."""
-    with Server(f"--model=ctr={folder}/models", "--drain-seconds=1") as server:
+    with Server(f"--model=ctr={served}/models", "--drain-seconds=1") as server:
         with client_of(server) as client:
             assert v1(client, {"instances": ROWS}).status_code == 200
             server.process.send_signal(signal.SIGTERM)
@@ -177,7 +172,7 @@ def test_the_end_of_a_server(folder):
         assert server.process.wait(20) == 0
 
 
-def test_a_signal_while_a_model_is_loaded(folder):
+def test_a_signal_while_a_model_is_loaded(served):
     """The server is live, not ready, and ends in time although the loading does not."""
     program = (
         "import sys; sys.argv[0] = 'serve'; import threading;"
@@ -187,7 +182,7 @@ def test_a_signal_while_a_model_is_loaded(folder):
     )
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [sys.executable, "-c", program, f"--model=ctr={folder}/models"]
+    command = [sys.executable, "-c", program, f"--model=ctr={served}/models"]
     command += [f"--http-port={port}", "--grpc-port=-1"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
@@ -206,8 +201,8 @@ def test_a_signal_while_a_model_is_loaded(folder):
             process.kill()
 
 
-def test_a_second_signal_ends_the_drain(folder):
-    with Server(f"--model=ctr={folder}/models", "--drain-seconds=600") as server:
+def test_a_second_signal_ends_the_drain(served):
+    with Server(f"--model=ctr={served}/models", "--drain-seconds=600") as server:
         server.process.send_signal(signal.SIGTERM)
         with client_of(server) as client:
             eventually(lambda: client.get("/v2/health/ready").status_code == 503)
@@ -218,20 +213,20 @@ def test_a_second_signal_ends_the_drain(folder):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--model=ctr={folder}/nothing"], "there is no SavedModel"),
-        (["--model=ctr={folder}/models", "--http-port={port}"], "cannot listen"),
-        (["--model=ctr={folder}/models", "--token-file={folder}/none"], "--token-file"),
+        (["--model=ctr={served}/nothing"], "there is no SavedModel"),
+        (["--model=ctr={served}/models", "--http-port={port}"], "cannot listen"),
+        (["--model=ctr={served}/models", "--token-file={served}/none"], "--token-file"),
         (["--model=ctr=nothing://x"], "--model"),
         (
-            ["--model=ctr={folder}/models", "--tls-cert={folder}/x", "--tls-key={folder}/x"],
+            ["--model=ctr={served}/models", "--tls-cert={served}/x", "--tls-key={served}/x"],
             "--tls-cert",
         ),
     ],
 )
-def test_servers_that_do_not_start(folder, arguments, message):
+def test_servers_that_do_not_start(served, arguments, message):
     with socket.create_server(("127.0.0.1", 0)) as used:
         port = used.getsockname()[1]
-        given = [each.format(folder=folder, port=port) for each in arguments]
+        given = [each.format(served=served, port=port) for each in arguments]
         with Server(*given) as failed:
             assert failed.url is None
             assert failed.process.returncode in (1, 2)

@@ -10,34 +10,27 @@ import ssl
 import time
 import urllib.parse
 
-import certificates
-import grpc
-import httpx
-import pytest
 from serve_helpers import (
     ROWS,
     Server,
-    build,
     client_of,
     eventually,
-    export,
     triton_grpc,
     v1,
 )
 
+# isort: split
+import certificates
+import grpc
+import httpx
+import pytest
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("serve")
-    export(build(), folder, "7")
-    return folder
 
-
-def test_limits_tokens_and_control(folder, tmp_path):
+def test_limits_tokens_and_control(served, tmp_path):
     token = tmp_path / "token"
     token.write_text("secret\n")
     with Server(
-        f"--model=ctr={folder}/models",
+        f"--model=ctr={served}/models",
         *("--max-request-bytes=2000", "--max-rows=4", "--max-elements=30", "--max-requests=1"),
         *(f"--token-file={token}", "--model-control", "--timeout-seconds=1"),
     ) as server:
@@ -94,11 +87,11 @@ def test_limits_tokens_and_control(folder, tmp_path):
                 assert channel.unary_unary(path)(name, **sent) == name + b"\x10\x01"
 
 
-def test_tls(folder, tmp_path):
+def test_tls(served, tmp_path):
     authority = certificates.Authority(tmp_path / "ca")
     certificate, key, trusted = authority.rank()
     files = [f"--tls-cert={certificate}", f"--tls-key={key}"]
-    with Server(f"--model=ctr={folder}/models", *files) as server:
+    with Server(f"--model=ctr={served}/models", *files) as server:
         assert server.url.startswith("https://")
         context = ssl.create_default_context(cafile=trusted)
         context.check_hostname = False  # the test's certificates name no host
@@ -123,11 +116,11 @@ def test_tls(folder, tmp_path):
                     assert not answers
 
 
-def test_what_is_refused_before_its_body(folder, tmp_path):
+def test_what_is_refused_before_its_body(served, tmp_path):
     """The connection is closed: nobody reads the rest."""
     token = tmp_path / "token"
     token.write_text("secret")
-    with Server(f"--model=ctr={folder}/models", f"--token-file={token}") as server:
+    with Server(f"--model=ctr={served}/models", f"--token-file={token}") as server:
         url = urllib.parse.urlsplit(server.url)
         predict, known = "/v1/models/ctr:predict", "Authorization: Bearer secret\r\n"
         for path, headers, size, status in (
@@ -147,8 +140,8 @@ def test_what_is_refused_before_its_body(folder, tmp_path):
             assert v1(client, {"instances": ROWS}).status_code == 200
 
 
-def test_connections_that_send_too_much_end(folder):
-    with Server(f"--model=ctr={folder}/models", "--max-request-bytes=1000") as server:
+def test_connections_that_send_too_much_end(served):
+    with Server(f"--model=ctr={served}/models", "--max-request-bytes=1000") as server:
         url = urllib.parse.urlsplit(server.url)
 
         def answers(sent):

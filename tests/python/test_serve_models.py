@@ -8,6 +8,9 @@ import json
 import shutil
 import time
 
+from serve_helpers import ROWS, build, change, export, scores
+
+# isort: split
 import hypothesis
 import keras
 import numpy as np
@@ -15,7 +18,6 @@ import pytest
 import tensorflow as tf
 from grpc_interceptor import exceptions
 from hypothesis import strategies as st
-from serve_helpers import ROWS, build, change, export, scores
 
 import tf_dynemb as de
 from tf_dynemb.serve import rest, rpc, v1

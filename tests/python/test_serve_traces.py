@@ -11,18 +11,9 @@ import pytest
 from serve_helpers import (
     ROWS,
     Server,
-    build,
     client_of,
-    export,
     v1,
 )
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("serve")
-    export(build(), folder, "7")
-    return folder
 
 
 class Collector(http.server.BaseHTTPRequestHandler):
@@ -48,14 +39,14 @@ class Collector(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def test_traces(folder):
+def test_traces(served):
     pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
     Collector.spans.clear()
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Collector) as collector:
         threading.Thread(target=collector.serve_forever, daemon=True).start()
         endpoint = f"http://127.0.0.1:{collector.server_address[1]}"
         given = {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint}
-        with Server(f"--model=ctr={folder}/models", environment=given) as server:
+        with Server(f"--model=ctr={served}/models", environment=given) as server:
             trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
             with client_of(server, headers={"traceparent": trace}) as client:
                 answer = v1(client, {"instances": ROWS})
