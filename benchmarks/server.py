@@ -5,8 +5,8 @@
 A DLRM with 26 tables, requests of 64 samples, and clients on the same machine: `wrk` for REST,
 a Python client for gRPC, which needs a good part of the processor itself. The same model with
 `keras.layers.Embedding` is served beside it. Direct calls are calls of the SavedModel's signature
-in another Python process, while nothing else runs. The server is measured again while a
-trainer's deltas are applied.
+in another Python process. The forms take turns of a second, and the ratios are medians of those of
+the turns. The server is measured again while a trainer's deltas are applied.
 
 Needs `wrk` (apt-get install wrk).
 """
@@ -146,8 +146,32 @@ def prepare(folder: Path, vocabulary: int) -> None:
                 break
 
 
-def direct(folder: Path, threads: int, vocabulary: int, seconds: float) -> Figures:
-    """Calls a signature directly, from threads of this process."""
+class Direct:
+    """A process that calls a model's signature itself; a context."""
+
+    def __init__(self, folder: Path, vocabulary: int) -> None:
+        command = [sys.executable, "-m", "benchmarks.server", "--direct"]
+        self._command = [*command, f"--folder={folder}", f"--vocabulary={vocabulary}"]
+
+    def __enter__(self) -> Direct:
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        self._process = subprocess.Popen(self._command, text=True, **pipes)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.communicate()
+
+    def __call__(self, threads: int, seconds: float) -> Figures:
+        """Calls it from that many threads."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{threads} {seconds}\n")
+        self._process.stdin.flush()
+        return Figures(*map(float, self._process.stdout.readline().split()))
+
+
+def call_directly(folder: Path, vocabulary: int) -> None:
+    """Does what `Direct` asks for."""
     import tensorflow as tf
 
     import tf_dynemb  # noqa: F401  the operators
@@ -157,9 +181,8 @@ def direct(folder: Path, threads: int, vocabulary: int, seconds: float) -> Figur
     given = [{n: tf.constant(v) for n, v in each.items()} for each in batches(vocabulary)]
     for each in given[:20]:
         call(**each)
-    times: list[list[float]] = [[] for _ in range(threads)]
 
-    def run(own: list[float]) -> None:
+    def run(own: list[float], seconds: float) -> None:
         end, number = time.perf_counter() + seconds, 0
         while (began := time.perf_counter()) < end:
             outputs = call(**given[number % REQUESTS])
@@ -167,13 +190,16 @@ def direct(folder: Path, threads: int, vocabulary: int, seconds: float) -> Figur
             own.append(time.perf_counter() - began)
             number += 1
 
-    runners = [threading.Thread(target=run, args=[own]) for own in times]
-    for each in runners:
-        each.start()
-    for each in runners:
-        each.join()
-    all_times = np.concatenate(times) * 1000
-    return Figures(*np.percentile(all_times, [50, 99]).tolist(), len(all_times) / seconds)
+    for line in sys.stdin:
+        threads, seconds = int(line.split()[0]), float(line.split()[1])
+        times: list[list[float]] = [[] for _ in range(threads)]
+        runners = [threading.Thread(target=run, args=[own, seconds]) for own in times]
+        for each in runners:
+            each.start()
+        for each in runners:
+            each.join()
+        all_times = np.concatenate(times) * 1000
+        print(*np.percentile(all_times, [50, 99]), len(all_times) / seconds, flush=True)
 
 
 def bodies(folder: Path, vocabulary: int) -> dict[str, tuple[str, str]]:
@@ -301,21 +327,19 @@ def measure(folder: Path, options: argparse.Namespace) -> list[str]:
     def note(model: str, form: str, clients: int, figures: Figures) -> None:
         cases.setdefault((model, form, clients), []).append(figures)
 
-    for _ in range(options.repeats):
-        for kind in MODELS:
-            for threads in (1, 2):
-                command = [sys.executable, "-m", "benchmarks.server", "--direct", str(threads)]
-                command += ["--folder", str(folder / kind / "1"), "--seconds", str(options.seconds)]
-                command += ["--vocabulary", str(options.vocabulary)]
-                out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-                note(kind, "direct", threads, Figures(*map(float, out.split())))
-            with server(folder / kind) as (url, address):
-                for connections in (1, 32):
+    # In turns of less than a second for each: the machine may be half as fast a minute later.
+    for kind in MODELS:
+        called = Direct(folder / kind / "1", options.vocabulary)
+        with called as direct, server(folder / kind) as (url, address):
+            for number in range(options.repeats + 1):
+                for connections, threads in ((1, 1), (32, 2)):
+                    turn = {"direct": direct(threads, options.seconds)}
                     for form, sent in forms.items():
-                        wrk(url, sent, connections, 1)
-                        note(kind, form, connections, wrk(url, sent, connections, options.seconds))
-                    figures = rpc(address, connections, options.seconds, options.vocabulary)
-                    note(kind, "gRPC", connections, figures)
+                        turn[form] = wrk(url, sent, connections, options.seconds)
+                    turn["gRPC"] = rpc(address, connections, options.seconds, options.vocabulary)
+                    for form, figures in turn.items():
+                        if number:  # the first turn warms up
+                            note(kind, form, threads if form == "direct" else connections, figures)
     with server(folder / MODELS[0]) as (url, _):
         sent = forms["V1"]
         wrk(url, sent, 8, 2)
@@ -334,27 +358,20 @@ def lines(cases: dict[tuple[str, str, int], list[Figures]]) -> list[str]:
         "| model | requests | clients | p50, ms | p99, ms | a second | p50 | p99 | a second |"
     )
     text.append("|---|---|---|---|---|---|---|---|---|")
-    median = {
-        case: Figures(*(statistics.median(each) for each in zip(*found, strict=True)))
-        for case, found in cases.items()
-    }
-    for (model, form, clients), row in median.items():
-        cells = [
-            model,
-            form,
-            str(clients),
-            f"{row.p50:.2f}",
-            f"{row.p99:.2f}",
-            f"{row.per_second:.0f}",
-        ]
-        one, two = median[model, "direct", 1], median[model, "direct", 2]
-        if form == "direct" or "deltas" in form:
-            cells += ["", "", ""]
-        elif clients == 1:
-            cells += [f"{row.p50 / one.p50:.2f} x", f"{row.p99 / one.p99:.2f} x", ""]
-        else:
-            cells += ["", "", f"{row.per_second / two.per_second:.2f} x"]
-        text.append("| " + " | ".join(cells) + " |")
+    for (model, form, clients), turns in cases.items():
+        row = Figures(*(statistics.median(each) for each in zip(*turns, strict=True)))
+        cells = [model, form, str(clients), f"{row.p50:.2f}", f"{row.p99:.2f}"]
+        cells.append(f"{row.per_second:.0f}")
+        ratios = ["", "", ""]
+        if form != "direct" and "deltas" not in form:
+            beside = cases[model, "direct", 1 if clients == 1 else 2]
+            pairs = [
+                [one / other for one, other in zip(*both, strict=True)]
+                for both in zip(turns, beside, strict=True)
+            ]
+            found = [f"{statistics.median(each):.2f} x" for each in zip(*pairs, strict=True)]
+            ratios = [*found[:2], ""] if clients == 1 else ["", "", found[2]]
+        text.append("| " + " | ".join([*cells, *ratios]) + " |")
     return text
 
 
@@ -370,13 +387,13 @@ def cpu() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--vocabulary", type=int, default=100_000, help="rows of each table")
-    parser.add_argument("--seconds", type=float, default=5, help="of each measurement")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--direct", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--seconds", type=int, default=1, help="of each measurement")
+    parser.add_argument("--repeats", type=int, default=15, help="turns")
+    parser.add_argument("--direct", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.direct:
-        print(*direct(options.folder, options.direct, options.vocabulary, options.seconds))
+        call_directly(options.folder, options.vocabulary)
         return
     if shutil.which("wrk") is None:
         sys.exit("error: this benchmark needs wrk (apt-get install wrk).")

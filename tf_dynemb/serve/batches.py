@@ -147,7 +147,6 @@ class Batches:
         self._running -= 1
         self._start()
         answers, timing = done.result()
-        self._timed(timing)
         for each, answer in zip(batch, answers, strict=True):
             if each.answer.done():  # its client has gone, or its time was over
                 continue
@@ -156,6 +155,8 @@ class Batches:
             else:
                 stages = Stages(timing.began - each.since, timing.called)
                 each.answer.set_result(answer._replace(stages=stages))
+        # After the answers are sent, which wake up first.
+        asyncio.get_running_loop().call_soon(self._timed, timing)
 
     def _call(self, batch: list[_Waiting]) -> tuple[list[Answer | Exception], Timing]:
         """Answers a batch, in a thread of the pool."""
