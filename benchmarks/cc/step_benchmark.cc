@@ -2,6 +2,7 @@
 // optimizer.
 //
 //   Pool, Apply, Step / keys, hotness, dim, tables, threads     ns per id looked up
+//   NewIds / ids of a million that are new, hotness             ns per id looked up
 //
 // 26 tables of 1 million rows, batch 8,192, unless noted otherwise. Apply is an optimizer step on
 // the distinct keys of a batch. Step is a pooled lookup and ApplyPooled, with Adagrad; counters
@@ -173,6 +174,25 @@ void Step(benchmark::State& state) {
   phases.Report(&state);
 }
 
+// Pool of batches that have new ids.
+void NewIds(benchmark::State& state) {
+  Model::Shape shape;
+  shape.hotness = static_cast<size_t>(state.range(1));
+  Model& model = Model::Of(shape, OptimizerKind::kAdagrad);
+  Trainer trainer(&model, OptimizerKind::kAdagrad, Combiner::kSum);
+  ThreadsExec exec(2);
+  PhaseTimes phases;
+  size_t step = 0;
+  for (auto _ : state) {
+    state.PauseTiming();
+    model.DrawAgain(step, static_cast<uint64_t>(state.range(0)));
+    state.ResumeTiming();
+    trainer.Forward(exec, step++);
+  }
+  Report(state, model);
+  phases.Report(&state);
+}
+
 constexpr auto kUniform = static_cast<int64_t>(Keys::kUniform);
 constexpr auto kZipf = static_cast<int64_t>(Keys::kZipf);
 constexpr auto kEqual = static_cast<int64_t>(Keys::kEqual);
@@ -197,6 +217,12 @@ BENCHMARK_CAPTURE(RunPool, cached, Combiner::kSum)
     ->Unit(benchmark::kMillisecond);
 BENCHMARK_CAPTURE(RunPool, mean, Combiner::kMean)->Args({kUniform, 10, 16, 26, 2})->UseRealTime();
 BENCHMARK(Step)->Apply(Args)->Args({kUniform, 1, 16, 1, 2})->Args({kUniform, 1, 16, 200, 2});
+BENCHMARK(NewIds)
+    ->ArgNames({"new", "hotness"})
+    ->ArgsProduct({{0, 100, 10'000, 100'000}, {1, 10}})
+    ->Iterations(24)
+    ->UseRealTime()
+    ->Unit(benchmark::kMillisecond);
 BENCHMARK_CAPTURE(RunApply, adagrad, OptimizerKind::kAdagrad)->Apply(Args);
 BENCHMARK_CAPTURE(RunApply, adam, OptimizerKind::kAdam)->Apply(Args);
 

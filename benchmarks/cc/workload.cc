@@ -37,11 +37,12 @@ std::vector<uint64_t> KeysOf(std::vector<uint64_t> rows) {
   return rows;
 }
 
-std::unique_ptr<Table> MakeTable(int64_t dim, int64_t init_capacity) {
+std::unique_ptr<Table> MakeTable(int64_t dim, int64_t init_capacity, ColumnInit init) {
   TableOptions options;
   options.name = "benchmark";
   options.dim = dim;
   options.init_capacity = init_capacity;
+  options.initializer = {init};
   std::unique_ptr<Table> table;
   Require(Table::Create(options, &table));
   return table;
@@ -58,7 +59,8 @@ Model::Model(const Shape& shape, OptimizerKind optimizer) : shape_(shape), optim
   std::shuffle(all.begin(), all.end(), std::mt19937_64(1));
   std::vector<RowId> rows(kFill);
   for (size_t t = 0; t < shape.tables; ++t) {
-    tables_.push_back(MakeTable(shape.dim, static_cast<int64_t>(shape.rows)));
+    tables_.push_back(
+        MakeTable(shape.dim, static_cast<int64_t>(shape.rows), {InitKind::kNormal, 0.0f, 0.01f}));
     Require(tables_[t]->AttachState(exec, state));
     for (size_t first = 0; first < all.size(); first += kFill) {
       const size_t n = std::min(kFill, all.size() - first);
@@ -71,6 +73,19 @@ Model::Model(const Shape& shape, OptimizerKind optimizer) : shape_(shape), optim
       const uint64_t seed = 1 + step * shape.tables + t;
       keys_[step].push_back(KeysOf(DrawRows(shape.keys, nnz(), shape.rows, seed)));
     }
+  }
+}
+
+void Model::DrawAgain(size_t step, uint64_t new_ids) {
+  if (next_row_ == 0) next_row_ = shape_.rows;
+  for (size_t t = 0; t < shape_.tables; ++t) {
+    const uint64_t seed = 1'000'000 + draws_++;
+    std::vector<uint64_t> rows = DrawRows(shape_.keys, nnz(), shape_.rows, seed);
+    std::mt19937_64 random(seed);
+    for (uint64_t& row : rows) {
+      if (random() % 1'000'000 < new_ids) row = next_row_++;
+    }
+    keys_[step % kSteps][t] = KeysOf(std::move(rows));
   }
 }
 

@@ -30,9 +30,10 @@ std::vector<uint64_t> DrawRows(Keys kind, size_t n, uint64_t rows, uint64_t seed
 inline uint64_t KeyOfRow(uint64_t row) { return row * 0x9E3779B97F4A7C15ull; }
 std::vector<uint64_t> KeysOf(std::vector<uint64_t> rows);
 
-std::unique_ptr<Table> MakeTable(int64_t dim, int64_t init_capacity);
+std::unique_ptr<Table> MakeTable(int64_t dim, int64_t init_capacity, ColumnInit init = {});
 
-// Tables of `rows` rows each, with the state of `optimizer`, and ids to look up in them.
+// Tables of `rows` rows each, with the state of `optimizer`, and ids to look up in them. Vectors
+// are drawn from a normal distribution.
 class Model {
  public:
   struct Shape {
@@ -58,6 +59,8 @@ class Model {
   size_t nnz() const { return shape_.batch * shape_.hotness; }
   Table* table(size_t t) { return tables_[t].get(); }
   const uint64_t* keys(size_t t, size_t step) const { return keys_[step % kSteps][t].data(); }
+  // Draws the ids of a step again. Of a million ids, `new_ids` have no row, and were never drawn.
+  void DrawAgain(size_t step, uint64_t new_ids);
   // Increases with every call.
   Tick NextTick() { return ++tick_; }
 
@@ -67,6 +70,8 @@ class Model {
   Tick tick_ = 0;
   std::vector<std::unique_ptr<Table>> tables_;
   std::vector<std::vector<std::vector<uint64_t>>> keys_;  // [step][table][nnz]
+  uint64_t draws_ = 0;
+  uint64_t next_row_ = 0;  // the row number of the next new id; 0: none was drawn
 };
 
 // Adds up the time of the library's phases during its lifetime, in seconds: the time of each phase

@@ -6,6 +6,8 @@
 #include "cc/lookup/pool.h"
 
 #include <algorithm>
+#include <utility>
+#include <vector>
 
 #include "cc/lookup/dispatch.h"
 #include "cc/lookup/held_rows.h"
@@ -19,6 +21,12 @@ namespace {
 
 // Ids per range of work.
 constexpr size_t kIdGrain = 4096;
+
+// What an inserting Pool leaves to do for a range of a task, or for a whole task.
+struct Rest {
+  std::vector<uint32_t> missing;  // positions of keys without rows
+  std::vector<size_t> bags;       // that have such keys, in increasing order
+};
 
 // `rows` if ids may be absent from their bags, otherwise null.
 template <class K>
@@ -50,6 +58,7 @@ class PoolVisitor {
     RowId* const row = &task_.rows[task_.bags->position(i)];
     *row = kNoRow;
     if (insert_) {
+      missing_.push_back(static_cast<uint32_t>(task_.bags->position(i)));
       bags_.PutAside(i);
       return;
     }
@@ -66,7 +75,7 @@ class PoolVisitor {
   }
   void GoTo(size_t bag) { bags_.GoTo(bag); }
   void Finish(size_t last_bag) { bags_.Finish(last_bag); }
-  const std::vector<size_t>& put_aside() const { return bags_.put_aside(); }
+  Rest rest() { return {std::move(missing_), bags_.put_aside()}; }
 
  private:
   const PoolTask& task_;
@@ -74,6 +83,7 @@ class PoolVisitor {
   const RowLayout layout_;
   const bool insert_;
   BagCombiner<kDim> bags_;
+  std::vector<uint32_t> missing_;
   std::vector<char> absent_;
 };
 
@@ -88,8 +98,7 @@ void Dispatch(const PoolTask& task, const Fn& fn) {
 // Finds the rows of the bags [begin, end), and combines them.
 template <class K, int64_t kDim>
 DYNEMB_CLONES void PoolBags(const PoolTask& task, const HashTable<K>& table, const K* keys,
-                            size_t begin, size_t end, Tick tick, bool insert,
-                            std::vector<size_t>* put_aside) {
+                            size_t begin, size_t end, Tick tick, bool insert, Rest* rest) {
   PoolVisitor<K, kDim> visit(task, table, insert, begin);
   const Bags& bags = *task.bags;
   const size_t first = bags.begin(begin);
@@ -102,15 +111,14 @@ DYNEMB_CLONES void PoolBags(const PoolTask& task, const HashTable<K>& table, con
                     visit);
   }
   visit.Finish(end);
-  *put_aside = visit.put_aside();
+  *rest = visit.rest();
   table.CountFinds(visit.hits, visit.misses);
 }
 
-void PoolRange(const PoolTask& task, size_t begin, size_t end, Tick tick, bool insert,
-               std::vector<size_t>* put_aside) {
+void PoolRange(const PoolTask& task, size_t begin, size_t end, Tick tick, bool insert, Rest* rest) {
   Dispatch(task, [&](auto& table, const auto* keys, auto dim) {
     using K = std::decay_t<decltype(*keys)>;
-    PoolBags<K, decltype(dim)::value>(task, table, keys, begin, end, tick, insert, put_aside);
+    PoolBags<K, decltype(dim)::value>(task, table, keys, begin, end, tick, insert, rest);
   });
 }
 
@@ -182,17 +190,17 @@ void PoolRemembered(const PoolTask& task, const size_t* bags, size_t n) {
 
 // Records the rows of positions that had none. stats() does not count this as a lookup.
 struct FindAgain {
-  const size_t* positions;
+  const uint32_t* positions;
   RowId* rows;
   void Hit(size_t j, RowId row, const char*) { rows[positions[j]] = row; }
   template <class K>
   void Miss(size_t, K) {}
 };
 
-// Inserts the keys of tasks[t] that have no row. If `find_again`, some may have been inserted since
-// the task's rows were filled.
+// Inserts the keys of tasks[t] at the positions `missing`. If `find_again`, some may have been
+// inserted since the task's rows were filled.
 Status InsertMissing(Exec& exec, const std::vector<PoolTask>& tasks, size_t t, Tick tick,
-                     bool find_again) {
+                     const std::vector<uint32_t>& missing, bool find_again) {
   const PoolTask& task = tasks[t];
   return DispatchKeys(task.table, task.keys, [&](auto& table, const auto* keys) {
     using FoundRows = typename std::decay_t<decltype(table)>::FoundRows;
@@ -201,19 +209,14 @@ Status InsertMissing(Exec& exec, const std::vector<PoolTask>& tasks, size_t t, T
       if (other.table != task.table || &other == &task) continue;
       others.push_back({other.rows, other.bags->nnz()});
     }
-    const size_t n = task.bags->nnz();
     if (find_again) {
-      std::vector<size_t> missing;
-      for (size_t i = 0; i < n; ++i) {
-        if (task.rows[i] == kNoRow) missing.push_back(i);
-      }
       const auto key_at = [&missing, keys](size_t j) { return keys[missing[j]]; };
       exec.ParallelFor(missing.size(), kIdGrain, [&](size_t begin, size_t end) {
         FindAgain visit{missing.data(), task.rows};
         table.FindRange(key_at, begin, end, tick, true, visit);
       });
     }
-    return table.InsertInitial(exec, keys, n, tick, task.rows, others);
+    return table.InsertInitial(exec, keys, task.bags->nnz(), tick, task.rows, others, &missing);
   });
 }
 
@@ -267,13 +270,13 @@ Status Pool(Exec& exec, const std::vector<PoolTask>& tasks, Tick tick, bool inse
     sizes.push_back(task.bags->num_bags());
     grains.push_back(BagGrain(*task.bags));
   }
-  // put_aside[t][begin / grains[t]]: the bags that a range of task t puts aside.
-  std::vector<std::vector<std::vector<size_t>>> put_aside(tasks.size());
-  for (size_t t = 0; t < tasks.size(); ++t) put_aside[t].resize(sizes[t] / grains[t] + 1);
+  // rests[t][begin / grains[t]]: of a range of task t.
+  std::vector<std::vector<Rest>> rests(tasks.size());
+  for (size_t t = 0; t < tasks.size(); ++t) rests[t].resize(sizes[t] / grains[t] + 1);
   {
     Phase phase("find and pool");
     ParallelForTasks(exec, sizes, grains, [&](size_t t, size_t begin, size_t end) {
-      PoolRange(tasks[t], begin, end, tick, insert, &put_aside[t][begin / grains[t]]);
+      PoolRange(tasks[t], begin, end, tick, insert, &rests[t][begin / grains[t]]);
     });
   }
   if (!insert) return Status();
@@ -281,20 +284,24 @@ Status Pool(Exec& exec, const std::vector<PoolTask>& tasks, Tick tick, bool inse
   std::vector<Table*> grown;
   for (size_t t = 0; t < tasks.size(); ++t) {
     const PoolTask& task = tasks[t];
-    std::vector<size_t> again;
-    for (const auto& bags : put_aside[t]) again.insert(again.end(), bags.begin(), bags.end());
-    if (again.empty()) continue;
+    Rest rest;
+    for (const Rest& each : rests[t]) {
+      rest.missing.insert(rest.missing.end(), each.missing.begin(), each.missing.end());
+      rest.bags.insert(rest.bags.end(), each.bags.begin(), each.bags.end());
+    }
+    if (rest.missing.empty()) continue;
+    if (task.bags->order() != nullptr) std::sort(rest.missing.begin(), rest.missing.end());
     // An earlier task on the same table may have inserted some of the missing keys.
     const bool find_again = std::find(grown.begin(), grown.end(), task.table) != grown.end();
     if (task.table->options().admission.rule == Admit::kAll || TasksOn(tasks, task.table) == 1) {
-      DYNEMB_RETURN_IF_ERROR(InsertMissing(exec, tasks, t, tick, find_again));
+      DYNEMB_RETURN_IF_ERROR(InsertMissing(exec, tasks, t, tick, rest.missing, find_again));
     } else if (!find_again) {
       DYNEMB_RETURN_IF_ERROR(InsertJointly(exec, tasks, t, tick));
     }
     grown.push_back(task.table);
     Phase phase("pool again");
-    exec.ParallelFor(again.size(), grains[t], [&](size_t begin, size_t end) {
-      PoolRemembered(task, again.data() + begin, end - begin);
+    exec.ParallelFor(rest.bags.size(), grains[t], [&](size_t begin, size_t end) {
+      PoolRemembered(task, rest.bags.data() + begin, end - begin);
     });
   }
   return Status();

@@ -92,9 +92,10 @@ class HashTable final : public HostTable {
   // (exclusive) Pass 2 of a lookup with initial vectors, for a batch that was passed to
   // BeginLookup. Each keys[i], i < n, with rows[i] == kNoRow gets a row, whose id is written to
   // rows[i], or AbsentRow() if admission refuses it. `others` are the other rows of this table that
-  // the batch uses.
+  // the batch uses. `missing` as in InsertPlan::Build.
   Status InsertInitial(Exec& exec, const K* keys, size_t n, Tick tick, RowId* rows,
-                       const std::vector<FoundRows>& others = {});
+                       const std::vector<FoundRows>& others = {},
+                       const std::vector<uint32_t>* missing = nullptr);
   // The row id and the vector that a lookup returns for a key without a row.
   RowId AbsentRow() const { return admission_.AbsentRow(); }
   void AbsentVector(K key, void* vector) const {
@@ -171,6 +172,8 @@ class HashTable final : public HostTable {
     std::vector<uint32_t>* moved = nullptr;
     // Whether moved rows get their missed steps (catch_up.h), like the batch's rows in memory.
     bool brings = true;
+    // As in InsertPlan::Build.
+    const std::vector<uint32_t>* missing = nullptr;
   };
   // Pass 2: creates rows for the keys with rows[i] == kNoRow, and writes their ids to rows[i].
   // Afterwards the scratch's plan has the positions that repeat a key.

@@ -102,12 +102,14 @@ Status HashTable<K>::InsertInitialAt(Exec& exec, const Batch& batch, BatchScratc
 
 template <class K>
 Status HashTable<K>::InsertInitial(Exec& exec, const K* keys, size_t n, Tick tick, RowId* rows,
-                                   const std::vector<FoundRows>& others) {
+                                   const std::vector<FoundRows>& others,
+                                   const std::vector<uint32_t>* missing) {
   const ScratchLease scratch;
   const Stamp now = stamps_.Encode(tick);
   const bool admits = admission_.enabled() && evicted_ == nullptr;
-  DYNEMB_RETURN_IF_ERROR(InsertInitialAt(
-      exec, {keys, n, rows, now, tick, scoring_.Lookup(now, true), others, admits}, scratch.get()));
+  Batch batch{keys, n, rows, now, tick, scoring_.Lookup(now, true), others, admits};
+  batch.missing = missing;
+  DYNEMB_RETURN_IF_ERROR(InsertInitialAt(exec, batch, scratch.get()));
   if (admits) std::replace(rows, rows + n, kNoRow, AbsentRow());
   return Status();
 }
@@ -305,7 +307,7 @@ Status HashTable<K>::Insert(Exec& exec, const Batch& batch, const Fill& fill,
   }
   if (cold_ != nullptr && !batch.is_move) DYNEMB_RETURN_IF_ERROR(BringIn(exec, batch));
   InsertPlan* const plan = &scratch->plan;
-  plan->Build(exec, batch.keys, batch.rows, batch.n, index_);
+  plan->Build(exec, batch.keys, batch.rows, batch.n, index_, batch.missing);
   if (batch.admits) Admit(batch, exec, scratch);
   const size_t m = plan->size();
   if (m == 0) return Status();
@@ -486,7 +488,8 @@ size_t HashTable<K>::Erase(Exec& exec, KeySpan keys, Tick tick, Removal how) {
 #define DYNEMB_INSTANTIATE(K)                                                            \
   template Status HashTable<K>::Insert(Exec&, const Batch&, const Fill&, BatchScratch*); \
   template Status HashTable<K>::InsertInitial(Exec&, const K*, size_t, Tick, RowId*,     \
-                                              const std::vector<FoundRows>&);            \
+                                              const std::vector<FoundRows>&,             \
+                                              const std::vector<uint32_t>*);             \
   template Status HashTable<K>::InsertInitialAt(Exec&, const Batch&, BatchScratch*);     \
   template size_t HashTable<K>::Erase(Exec&, KeySpan, Tick, Removal)
 DYNEMB_INSTANTIATE(uint64_t);

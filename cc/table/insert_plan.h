@@ -35,16 +35,26 @@ class InsertPlan {
     uint32_t position, first;
   };
 
-  // Plans for the keys[i] with rows[i] == kNoRow, i < n <= kMaxKeys.
+  // Plans for the keys[i] with rows[i] == kNoRow, i < n <= kMaxKeys. `missing`: null, or a list in
+  // ascending order that has these i, and maybe others: spares a scan of `rows`.
   template <class K>
-  void Build(Exec& exec, const K* keys, const RowId* rows, size_t n, const Index& index) {
-    Select(rows, n, [](RowId row) { return row == kNoRow; });
+  void Build(Exec& exec, const K* keys, const RowId* rows, size_t n, const Index& index,
+             const std::vector<uint32_t>* missing = nullptr) {
+    const auto has_none = [](RowId row) { return row == kNoRow; };
+    if (missing == nullptr) {
+      Select(
+          rows, n, [](size_t i) { return i; }, has_none);
+    } else {
+      Select(
+          rows, missing->size(), [missing](size_t i) { return (*missing)[i]; }, has_none);
+    }
     Arrange(exec, keys, index);
   }
   // Plans for the other keys[i], which have rows; copies their row ids to `rows`.
   template <class K>
   void BuildHeld(Exec& exec, const K* keys, const RowId* rows_found, size_t n, const Index& index) {
-    Select(rows_found, n, [](RowId row) { return row != kNoRow; });
+    Select(
+        rows_found, n, [](size_t i) { return i; }, [](RowId row) { return row != kNoRow; });
     Arrange(exec, keys, index);
     for (size_t j = 0; j < size_; ++j) rows[j] = rows_found[positions[j]];
   }
@@ -84,9 +94,9 @@ class InsertPlan {
     Buffer<uint32_t> seen;  // a hash set of j, with open addressing
   };
 
-  // Sets `positions` to the i < n for which chosen(rows[i]).
-  template <class Chosen>
-  void Select(const RowId* rows, size_t n, const Chosen& chosen);
+  // Sets `positions` to the at(i), i < n, for which chosen(rows[at(i)]).
+  template <class At, class Chosen>
+  void Select(const RowId* rows, size_t n, const At& at, const Chosen& chosen);
   template <class K>
   void Arrange(Exec& exec, const K* keys, const Index& index);
   // Builds each worker's list, and separates repeated keys.
@@ -107,13 +117,13 @@ class InsertPlan {
   Buffer<uint32_t> first_;  // first_[j]: the first j with the same hash, while keys may repeat
 };
 
-template <class Chosen>
-void InsertPlan::Select(const RowId* rows_found, size_t n, const Chosen& chosen) {
+template <class At, class Chosen>
+void InsertPlan::Select(const RowId* rows_found, size_t n, const At& at, const Chosen& chosen) {
   positions.Resize(n);
   size_t count = 0;
   for (size_t i = 0; i < n; ++i) {  // without a branch, which would be unpredictable
-    positions[count] = static_cast<uint32_t>(i);
-    count += chosen(rows_found[i]);
+    positions[count] = static_cast<uint32_t>(at(i));
+    count += chosen(rows_found[at(i)]);
   }
   size_ = count;
 }

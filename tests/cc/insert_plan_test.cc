@@ -129,6 +129,13 @@ TEST(InsertPlanTest, AgreesWithTheModel) {
           SCOPED_TRACE(testing::Message() << threads << " threads, " << n << " keys of " << distinct
                                           << ", missing " << missing);
           const Batch batch = RandomBatch(n, distinct, missing, ++seed);
+          // The keys without rows are listed, with others, or not.
+          std::vector<uint32_t> listed;
+          for (uint32_t i = 0; i < n; ++i) {
+            if (batch.rows[i] == kNoRow || i % 5 == 0) listed.push_back(i);
+          }
+          plan.Build(exec, batch.keys.data(), batch.rows.data(), n, index, &listed);
+          Check(plan, batch, index);
           plan.Build(exec, batch.keys.data(), batch.rows.data(), n, index);
           Check(plan, batch, index);
           CheckOwners(exec, plan, 0, plan.size());

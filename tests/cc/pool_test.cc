@@ -204,6 +204,54 @@ TEST_P(PoolTest, TwoFeaturesOfOneTableShareItsRows) {
   EXPECT_EQ(table->stats().hits, 0u);
 }
 
+// In whatever order bags come: new rows are numbered in the order of the ids, and each id counts
+// towards the admission of its key.
+TEST_P(PoolTest, NewKeysComeInTheOrderOfTheIds) {
+  ThreadsExec exec(static_cast<size_t>(GetParam()));
+  constexpr size_t kIds = 20000, kBags = 700;
+  std::mt19937_64 random(3);
+  std::vector<int64_t> keys(kIds), bag_of(kIds);
+  for (int64_t& key : keys) key = static_cast<int64_t>(random() % 9000);
+  for (int64_t& bag : bag_of) bag = static_cast<int64_t>(random() % kBags);
+  Bags bags;
+  ASSERT_TRUE(bags.InitIndices(exec, bag_of.data(), 1, kIds, kBags).ok());
+  ASSERT_NE(bags.order(), nullptr);
+  std::map<int64_t, uint32_t> times;
+  for (int64_t key : keys) ++times[key];
+  for (const uint32_t needed : {0u, 3u}) {
+    TableOptions options;
+    options.name = "table";
+    options.dim = 4;
+    if (needed != 0) {
+      options.admission.rule = Admit::kFrequency;
+      options.admission.times = needed;
+      options.admission.lines = options.admission.num_lines = 1 << 16;
+    }
+    std::unique_ptr<Table> table;
+    ASSERT_TRUE(Table::Create(options, &table).ok());
+    std::vector<float> pooled(kBags * 4);
+    std::vector<RowId> rows(kIds);
+    PoolTask task;
+    task.table = table.get();
+    task.keys = keys.data();
+    task.bags = &bags;
+    task.pooled = pooled.data();
+    task.rows = rows.data();
+    ASSERT_TRUE(Pool(exec, {task}, 1, true).ok());
+    table->CheckInvariants();
+    std::map<int64_t, RowId> expected;
+    for (size_t i = 0; i < kIds; ++i) {
+      if (times[keys[i]] < needed) {
+        ASSERT_TRUE(IsRefused(rows[i])) << i;
+        continue;
+      }
+      expected.emplace(keys[i], static_cast<RowId>(expected.size()));
+      ASSERT_EQ(rows[i], expected[keys[i]]) << i;
+    }
+    EXPECT_EQ(table->size(), expected.size());
+  }
+}
+
 TEST_P(PoolTest, BitsDoNotDependOnThreads) {
   std::vector<std::vector<char>> results;
   for (size_t threads : {size_t{1}, static_cast<size_t>(GetParam()), size_t{4}}) {
