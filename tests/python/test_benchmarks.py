@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 import tf_dynemb as de
+from benchmarks import input as of_input
 from benchmarks import online, serving
 from benchmarks.harness import DENSE, OURS, STATIC, TFRA, Result, interleave, merge, table_lines
 from benchmarks.phases import BETWEEN, OTHERS, PYTHON, Event, attribute
@@ -56,6 +57,23 @@ def test_phases_of_different_operators_are_apart() -> None:
     assert totals["LookupSparse: wait for locks"] == 2
     assert totals["ApplyGradients: wait for locks"] == 1
     assert sum(totals.values()) == 20
+
+
+def test_all_forms_of_input_have_the_same_batches(tmp_path: pathlib.Path) -> None:
+    pytest.importorskip("pyarrow")
+    found = {}
+    for name, begin in of_input.Files(tmp_path, 96, 32, 50).forms().items():
+        batches = list(begin())
+        assert len(batches) == 3
+        ids, numbers, labels = (np.concatenate(each) for each in zip(*batches, strict=True))
+        if ids.dtype == object:
+            ids = tf.strings.to_hash_bucket_fast(ids, of_input.MOST_KEY)
+        found[name] = np.asarray(ids), np.asarray(numbers), np.asarray(labels)
+    ids, numbers, labels = found.pop("npy, keys")
+    for name, (others, given, marks) in found.items():
+        np.testing.assert_array_equal(ids, others, err_msg=name)
+        np.testing.assert_allclose(numbers, given, atol=1e-6, err_msg=name)
+        np.testing.assert_array_equal(labels, marks, err_msg=name)
 
 
 def test_a_ratio_above_one_means_that_we_are_ahead() -> None:
