@@ -116,7 +116,7 @@ class ColumnWriter:
         """Appends rows to the column.
 
         Args:
-            rows: [n, *row_shape] of the column's dtype.
+            rows: `[n, *row_shape]` of the column's dtype.
 
         Raises:
             OSError: an error of the file system; the snapshot can no longer be published.
