@@ -277,7 +277,12 @@ def numbered_blocks(page):
 
 
 @pytest.mark.parametrize(
-    ("page", "number"), [*numbered_blocks("README.md"), *numbered_blocks("docs/guide.md")]
+    ("page", "number"),
+    [
+        *numbered_blocks("README.md"),
+        *numbered_blocks("docs/guide.md"),
+        *numbered_blocks("docs/recipes.md"),
+    ],
 )
 def test_code_of_the_documents_runs(tmp_path, page, number):
     run_python(["-c", code_blocks(page)[number]], tmp_path)
