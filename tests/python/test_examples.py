@@ -282,6 +282,7 @@ def numbered_blocks(page):
         *numbered_blocks("README.md"),
         *numbered_blocks("docs/guide.md"),
         *numbered_blocks("docs/recipes.md"),
+        *numbered_blocks("docs/migrating_from_torchrec.md"),
     ],
 )
 def test_code_of_the_documents_runs(tmp_path, page, number):
