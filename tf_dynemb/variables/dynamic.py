@@ -18,7 +18,7 @@ from tf_dynemb.ids import bags, strings
 from tf_dynemb.ids.types import TensorLike
 from tf_dynemb.parallel import exchange, spread_keys
 from tf_dynemb.parallel.distribution import check_one_replica
-from tf_dynemb.tables import content, cut
+from tf_dynemb.tables import content, cut, summary
 from tf_dynemb.tables.options import Signature, TableArguments
 from tf_dynemb.variables import keras_call, served
 from tf_dynemb.variables import second_gradient as second_gradient  # registers it
@@ -434,6 +434,12 @@ class DynamicVariable(served.InSavedModel, Retention, resource_variable_ops.Reso
             f"<DynamicVariable '{self.name}' dimension={self._dim} key_type={self._key_type.name} "
             f"dtype={self.dtype.name}{rows}>"
         )
+
+    def _repr_html_(self) -> str:
+        """Returns what a notebook shows: rows, bytes and hits on this rank."""
+        title = f"{self.name}: {self._key_type.name} to {self._dim} x {self.dtype.name}"
+        state = "" if self.state_spec is None else self.state_spec[0]
+        return summary.of_table(title, self.options, state, self.stats())
 
     def __dir__(self) -> list[str]:
         """Returns the names of attributes, except attributes that can only raise an error."""
