@@ -3,7 +3,8 @@
 Documents link to each other, and to other files, by paths that also work in a checkout. So they are
 assembled first, in build/site_sources: README.md becomes the first page, docs/ is beside it, and
 what they link to elsewhere is below source/. Documents among that are pages as well, and their
-links are followed. A link to a folder leads to its README.md, or becomes text if it has none.
+links are followed. A link to a folder leads to its README.md, or becomes text if it has none. A
+link whose text is the name of a document gets the document's title.
 
 `--check` builds into a temporary folder. A warning of Sphinx is an error.
 """
@@ -61,6 +62,12 @@ def assembled(document: str) -> tuple[str, set[str]]:
         if not target:
             return label
         found.add(target)
+        if (
+            not mark
+            and posixpath.basename(label) == posixpath.basename(target)
+            and label[-3:] == ".md"
+        ):
+            label = ""  # the title of the page, which Sphinx puts in
         to = posixpath.relpath(page_of(target), posixpath.dirname(page_of(document)) or ".")
         _, hash_, anchor = link.partition("#")
         return f"{mark}[{label}]({to}{hash_}{anchor})"
