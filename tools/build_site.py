@@ -62,11 +62,8 @@ def assembled(document: str) -> tuple[str, set[str]]:
         if not target:
             return label
         found.add(target)
-        if (
-            not mark
-            and posixpath.basename(label) == posixpath.basename(target)
-            and label[-3:] == ".md"
-        ):
+        name = posixpath.basename(target)
+        if not mark and name.endswith(".md") and posixpath.basename(label) == name:
             label = ""  # the title of the page, which Sphinx puts in
         to = posixpath.relpath(page_of(target), posixpath.dirname(page_of(document)) or ".")
         _, hash_, anchor = link.partition("#")
