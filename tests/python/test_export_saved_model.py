@@ -175,6 +175,17 @@ def test_a_module_with_signatures(tmp_path):
     assert len(made.table) == 1
 
 
+@pytest.mark.parametrize("has_dump", [False, True])
+def test_it_creates_the_folders_of_its_path(tmp_path, model, has_dump):
+    if has_dump:
+        de.dump(tmp_path / "dump", model)
+    tables = ["link", tmp_path / "dump"] if has_dump else []
+    path = tmp_path / "models" / "ctr" / "1"
+    de.export_saved_model(model, path, *tables)
+    assert [each.name for each in path.parent.iterdir()] == ["1"]
+    tf.saved_model.load(str(path))
+
+
 def test_it_replaces_a_model_but_nothing_else(tmp_path, model):
     path = tmp_path / "model"
     de.export_saved_model(model, path)

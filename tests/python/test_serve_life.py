@@ -213,7 +213,7 @@ def test_a_second_signal_ends_the_drain(served):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--model=ctr={served}/nothing"], "there is no SavedModel"),
+        (["--model=ctr={served}/nothing"], "there is no SavedModel at {served}/nothing"),
         (["--model=ctr={served}/models", "--http-port={port}"], "cannot listen"),
         (["--model=ctr={served}/models", "--token-file={served}/none"], "--token-file"),
         (["--model=ctr=nothing://x"], "--model"),
@@ -230,7 +230,7 @@ def test_servers_that_do_not_start(served, arguments, message):
         with Server(*given) as failed:
             assert failed.url is None
             assert failed.process.returncode in (1, 2)
-    assert message in "".join(failed.lines)
+    assert message.format(served=served) in "".join(failed.lines)
     assert "Traceback" not in "".join(failed.lines)
 
 

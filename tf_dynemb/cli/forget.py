@@ -146,7 +146,9 @@ def _forget(
                     continue
                 removed = snapshots.forget(Snapshot(place), query, tables, deletions)
                 for name, rows in removed.items():
-                    print(f"{place}: table {name!r}: rows removed: {rows}")
+                    other = "removed from the deleted keys or the admission counters"
+                    what = f"rows removed: {rows}" if rows else other
+                    print(f"{place}: table {name!r}: {what}")
                 done = True
     return done
 

@@ -79,7 +79,8 @@ def export_saved_model(
 
     Args:
         model: a Keras model, which gets the endpoint `serve`; or a `tf.Module`.
-        path: the directory of the SavedModel. All ranks must share its file system.
+        path: the directory of the SavedModel, created with those that it is in. All ranks must
+            share its file system.
         tables: where the tables of the SavedModel are.
 
             - "copy": in it, with the rows as they are now, or from `dump`.
@@ -150,6 +151,7 @@ def export_saved_model(
             raise ValueError(f"A table and a dense weight are both named {name!r}.")
         if ranks.rank == 0:
             _check_free(path)
+            path.parent.mkdir(parents=True, exist_ok=True)
         call = [str(path), tables, str(source_path), str(follow), follow_seconds, bool(unrelated)]
         call += [dense, sorted(formats.items(), key=str)]
         stage.say([[*call, *described(named)], secrets.token_hex(8)])

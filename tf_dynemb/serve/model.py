@@ -147,6 +147,11 @@ class Model(kserve.Model):  # type: ignore[misc]
         return "" if live is None else live.version.name
 
     @property
+    def place(self) -> str:
+        """The path or URL that it is loaded from."""
+        return self._place
+
+    @property
     def is_unloaded(self) -> bool:
         """Whether a client has unloaded it."""
         return self._is_unloaded

@@ -102,7 +102,7 @@ async def serve(options: argparse.Namespace) -> None:
             if not await _before(ended, _load(models)):
                 return
             polls = [loop.create_task(_poll(model, options.poll_seconds)) for model in models]
-            LOG.info("REST on %s, gRPC on %s", url, address)
+            LOG.info("REST on %s, %s", url, f"gRPC on {address}" if address else "no gRPC")
             await ended.wait()
             LOG.info("draining for %g s", options.drain_seconds)
             draining.set()
@@ -124,7 +124,7 @@ async def _load(models: list[Model]) -> None:
     for model in models:
         await model.refresh()
         if model.loaded is None:
-            why = "; ".join(model.failures.values()) or "there is no SavedModel"
+            why = "; ".join(model.failures.values()) or f"there is no SavedModel at {model.place}"
             raise ServerError(f"model {model.name!r} cannot be loaded: {why}")
 
 
