@@ -14,7 +14,11 @@ root_doc = "index"
 myst_heading_anchors = 4  # links such as page.md#heading
 pygments_style, pygments_dark_style = "friendly", "github-dark"
 
-autodoc_default_options = {"members": True, "member-order": "bysource"}
+autodoc_default_options = {
+    "members": True,
+    "inherited-members": True,
+    "member-order": "bysource",
+}
 autodoc_typehints = "signature"
 maximum_signature_line_length = 88
 autodoc_typehints_format = "short"
@@ -26,15 +30,30 @@ add_module_names = False
 
 
 def as_rest(app, what, name, obj, options, lines):
-    """Docstrings have code in single backticks, as the documents, and examples without a margin."""
+    """Docstrings have code in single backticks, as the documents, and examples without a margin.
+
+    Pages are named by their paths. A colon in the first line of a property or of what is returned
+    does not end a type.
+    """
     lines[:] = [re.sub(r"^Example:$", ".. rubric:: Example\n", each) for each in lines]
+    firsts = [i + 1 for i, each in enumerate(lines[:-1]) if each in ("Returns:", "Yields:")]
+    if what in ("attribute", "property"):
+        firsts.append(0)
+    for i in firsts:
+        lines[i] = lines[i].replace(": ", " \N{EN DASH} ", 1)
     text = re.sub(r"(?<!`)`([^`]+)`(?!`)(\w?)", r"``\1``\\ \2", "\n".join(lines))
+    text = re.sub(r"(?<![\w/`])docs/([\w/]+)\.md", r":doc:`/\1`", text)
     lines[:] = text.replace("``\\ \n", "``\n").split("\n")
 
 
 def is_left_out(app, what, name, obj, skip, options):
-    """Members that only raise an error, such as `scatter_max` of tables, are left out."""
-    return True if getattr(obj, "__name__", "").startswith("_") else None
+    """Members of TensorFlow, Keras and Python, and those that only raise an error, are left out."""
+    function = getattr(obj, "fget", obj)
+    if getattr(function, "__name__", "").startswith("_"):
+        return True
+    module = getattr(function, "__module__", None)
+    is_builtin = type(obj).__name__.endswith(("_descriptor", "builtin_function_or_method"))
+    return True if is_builtin or (module or "tf_dynemb").split(".")[0] != "tf_dynemb" else None
 
 
 def setup(app):

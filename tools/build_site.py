@@ -16,6 +16,7 @@ import os
 import posixpath
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -91,11 +92,32 @@ def assemble(folder: Path) -> None:
         text, links = assembled(path)
         if path == FIRST:
             text += contents
+        elif path == "docs/api/command_line.md":
+            text += command_lines()
         elif f"<{page_of(path).removesuffix('.md')}>" not in contents:
             text = f"---\norphan: true\n---\n{text}"
         place.write_text(text)
         waiting += links - known
         known |= links
+
+
+def command_lines() -> str:
+    """Returns what the commands print with --help, each below a heading."""
+    environment = {**os.environ, "COLUMNS": "100"}
+    text = ""
+    commands = [["tf_dynemb"], ["tf_dynemb.serve"]]
+    while commands:
+        command = commands.pop(0)
+        run = [sys.executable, "-m", *command, "--help"]
+        printed = subprocess.run(
+            run, check=True, capture_output=True, text=True, env=environment
+        ).stdout
+        title = "python -m tf_dynemb.serve" if command[0] != "tf_dynemb" else "tf-dynemb"
+        text += f"\n## {' '.join([title, *command[1:]])}\n\n```text\n{printed}```\n"
+        if command == ["tf_dynemb"]:
+            names = re.findall(r"^    ([a-z]+)  ", printed, re.M)
+            commands[:0] = [["tf_dynemb", name] for name in names]
+    return text
 
 
 def build(folder: Path) -> int:

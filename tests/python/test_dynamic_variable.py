@@ -1,9 +1,11 @@
 """DynamicVariable is a TensorFlow resource variable, and a hash table."""
 
 import copy
+import datetime
 import doctest
 import gc
 import importlib
+import pathlib
 import pickle
 import weakref
 
@@ -454,22 +456,18 @@ def test_filter_variables_and_static_variable():
     np.testing.assert_array_equal(static.numpy(), [[3, 4]])
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        "callbacks.metrics",
-        "callbacks.synchronize_ranks",
-        "lookup.lookup_sparse",
-        "oneembedding.embedding",
-        "optimizers.wrapper",
-        "tables.admission_options",
-        "variables.dynamic",
-        "variables.replicas",
-    ]
-    + [f"layers.{name}" for name in ("embedding", "embedding_bag", "multi_table_embedding")],
-)
+def modules_with_examples():
+    package = pathlib.Path(de.__file__).parent
+    files = [path for path in sorted(package.rglob("*.py")) if ">>>" in path.read_text()]
+    return [".".join(path.relative_to(package).with_suffix("").parts) for path in files]
+
+
+@pytest.mark.parametrize("module", modules_with_examples())
 def test_examples_in_docstrings(module):
-    result = doctest.testmod(importlib.import_module(f"tf_dynemb.{module}"))
+    names = {name: getattr(de, name) for name in de.__all__} | vars(de.layers)
+    names |= {"de": de, "keras": keras, "tf": tf, "datetime": datetime}
+    found = importlib.import_module(f"tf_dynemb.{module}")
+    result = doctest.testmod(found, globs=names | vars(found))
     assert result.attempted > 0
     assert result.failed == 0
 

@@ -354,8 +354,9 @@ def test_the_documents_have_all_examples():
     (first,) = code_blocks("README.md")
     assert "de.layers.Embedding" in first
     assert "Reader" in first
-    loop, disk, restart, hours, ranks, profiler = code_blocks("docs/guide.md")
+    loop, rates, disk, restart, hours, ranks, profiler = code_blocks("docs/guide.md")
     assert "de.lookup_sparse" in loop
+    assert "MultiOptimizer" in rates
     assert "follow" in disk
     assert "Publish" in restart
     assert "de.load" in hours

@@ -65,7 +65,8 @@ class Publish(keras.callbacks.Callback):  # type: ignore[misc]
     Example:
     >>> import tempfile
     >>> import tf_dynemb as de
-    >>> model = keras.Sequential([de.layers.Embedding(4), keras.layers.Dense(1)])
+    >>> ids = keras.Input([1], dtype="int64")  # so that the model is built
+    >>> model = keras.Sequential([ids, de.layers.Embedding(4), keras.layers.Dense(1)])
     >>> model.compile(de.OptimizerWrapper("adam"), loss="mse")
     >>> ids, labels = tf.constant([[3], [5]]), tf.constant([[[0.0]], [[1.0]]])
     >>> path = tempfile.mkdtemp()

@@ -59,7 +59,8 @@ class Embedding(TableLayer):
             each distinct row once; rows outside the batch do not count.
         embeddings_constraint: a Keras constraint, applied to the rows that a step has updated.
         input_dim: accepted because Keras requires it, and has no effect: any integer is an id.
-        output_dim, embeddings_initializer: the names of dim and initializer in Keras.
+        output_dim: the name of `dim` in Keras.
+        embeddings_initializer: the name of `initializer` in Keras.
         weights: as in Keras, a matrix [n, dim], or a list with one: the vectors of the ids 0 to
             n - 1, which get a row at once, except `padding_id`.
         **table_options: name, dtype, trainable and activity_regularizer of the layer; var_type and

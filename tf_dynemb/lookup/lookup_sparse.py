@@ -63,11 +63,11 @@ def lookup_sparse(
             of all of these, the `ahead` that `prefetch_lookup` yields is accepted.
         sp_weights: None, or for each table either None or weights of the kind and shape of its ids.
         combiners: "sum", "mean", "sqrtn" or "max", one for all or one for each. Default: "mean".
-            Formulas: `tf_dynemb.lookup.pool.pool`.
+            For vectors v with weights w: sum(w v), sum(w v) / sum(w), sum(w v) / sqrt(sum(w²)), and
+            the greatest w v of each column. Without weights, w is 1.
         insert: whether unknown keys get a row, if the table's `admission` admits them. Otherwise
             they read as the vector that they would start with, or as `admission` says, and no row
-            is created. None: they do; inside the call of a Keras layer, only
-            in training.
+            is created. None: they do; inside the call of a Keras layer, only in training.
         use_low_frequency_filter: whether to drop some of the ids whose keys have no row, at random,
             so that rare keys do not fill the table. The table's option `filter_ratio` is the
             probability that such an id is kept. Dropped ids are treated as absent from the batch.

@@ -30,8 +30,9 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
     """Makes a Keras optimizer train tables as well as dense variables.
 
     It replaces the optimizer everywhere: `model.compile(optimizer=...)`, `apply_gradients`,
-    `minimize`. The learning rate, schedules and callbacks reach the wrapped optimizer. Details of
-    the following are in docs/guide.md, "The optimizer".
+    `minimize`. The learning rate, schedules and callbacks reach the wrapped optimizer; a
+    `MultiOptimizer` has no learning rate. Details of the following are in docs/guide.md, "The
+    optimizer".
 
     - Only the rows of a table that have a gradient are stepped, unless `catch_up` is on.
     - SGD, Adagrad, Adam, AdamW, Adamax, RMSprop, Adadelta, Ftrl, Lion and `RowwiseAdagrad` run

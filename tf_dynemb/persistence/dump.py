@@ -85,6 +85,9 @@ def dump(
               optimizer that is not built is built for this.
             - "weights": the weights, which is what serving needs.
             - None: nothing.
+
+            A weight is named by its place in the model, such as `layers/7/kernel`, or
+            `score/kernel` if its layer was named `score`.
         extra: a dict that `load` returns, such as the hour of the data, as JSON has it. Only rank
             0's is written.
         quiet: True: no progress bar. False: a progress bar even if stderr is not a terminal.

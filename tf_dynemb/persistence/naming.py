@@ -80,7 +80,7 @@ def named_tables(model: keras.layers.Layer | tf.Module) -> dict[str, DynamicVari
     Example:
     >>> model = keras.Sequential([Embedding(4), Embedding(4, name="users")])
     >>> list(named_tables(model))
-    ['layers/0', 'users/table']
+    ['layers/0', 'users/embeddings']
 
     Args:
         model: a Keras layer or model, or a `tf.Module`.
