@@ -79,9 +79,9 @@ class Publish(keras.callbacks.Callback):  # type: ignore[misc]
         every: when to publish: "epoch", at the end of each; a number of batches; or a
             `datetime.timedelta`, at the first end of a batch after that time.
         base_every: when to write a base instead of a delta, in the same ways. None: only when a
-            delta cannot have all changes (`incremental_dump`), as that of a model with
-            `tf_dynemb.Variable`s, which publishes bases only. A base makes loading faster, and
-            frees the space of the snapshots before it.
+            delta cannot have all changes (`incremental_dump`). A model with `tf_dynemb.Variable`s
+            publishes bases only. A base makes loading faster, and frees the space of the snapshots
+            before it.
         resume: whether to go on from what is at `path`, if there is something. If False, a `path`
             with the snapshots of another training is an error.
         reread: with `resume`, whether the data begins with the epoch, so that the batches of it

@@ -54,13 +54,12 @@ def publish(
     one of the call before. Others hold for the snapshots that are published from then on.
 
     Each of the three can be a dict from the names of tables, for these tables. Dense variables
-    (`tf_dynemb.Variable`) keep all of their rows. Lookups of keys that fell out are lookups of keys
-    that the table does not have.
+    (`tf_dynemb.Variable`) keep all of their rows. A key that was left out reads as an unknown key.
 
     One of both paths can be a URL that `fsspec` knows, such as `s3://bucket/served`: of the copy,
     or of the chain or a stored copy, to make a local copy of, which models and readers follow.
-    Snapshots appear as a whole there, too; of two writers one is told that the other one was first.
-    A copy of a stored copy is the same copy, unless `rows`, `where` or `max_rows` are passed.
+    Snapshots appear as a whole there, too. If two writers publish at once, the second one fails. A
+    copy of a stored copy is the same copy, unless `rows`, `where` or `max_rows` are passed.
 
     Args:
         path: the copy, a directory that is created if it does not exist, or a URL.

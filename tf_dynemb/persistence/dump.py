@@ -43,9 +43,9 @@ def dump(
 ) -> Watermark:
     """Writes tables and dense weights, as they are at one moment, as a new base at `path`.
 
-    The chain at `path`, if there is one, must be of these tables: they were dumped to it, or have
-    the rows of it, of a dump, a checkpoint or a flush (also of another process), or became those
-    later. Otherwise this raises, so that rows of other tables are not replaced by mistake.
+    If other tables have written the chain at `path`, this raises, so that their rows are not
+    replaced by mistake. Tables are the same after `load`, a checkpoint or a flush, also in another
+    process.
 
     - Training can continue in other threads meanwhile. Its changes after that moment are not in the
       dump. Another dump or checkpoint of the same table waits until this one has ended.
