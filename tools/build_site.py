@@ -103,7 +103,7 @@ def assemble(folder: Path) -> None:
 
 def command_lines() -> str:
     """Returns what the commands print with --help, each below a heading."""
-    environment = {**os.environ, "COLUMNS": "100"}
+    environment = {**os.environ, "COLUMNS": "86"}
     text = ""
     commands = [["tf_dynemb"], ["tf_dynemb.serve"]]
     while commands:
