@@ -92,15 +92,23 @@ Feature MakeFeature(Exec& exec, std::mt19937_64& random, int64_t dim, DType dtyp
   return f;
 }
 
-PoolTask TaskOf(Feature& f) {
+// A task with the outputs `pooled` and `rows`.
+template <class Pooled>
+PoolTask TaskOn(Table& table, const std::vector<int64_t>& keys, const Bags& bags,
+                std::vector<Pooled>* pooled, std::vector<RowId>* rows) {
   PoolTask task;
-  task.table = f.table.get();
-  task.keys = f.keys.data();
-  task.bags = &f.bags;
+  task.table = &table;
+  task.keys = keys.data();
+  task.bags = &bags;
+  task.pooled = pooled->data();
+  task.rows = rows->data();
+  return task;
+}
+
+PoolTask TaskOf(Feature& f) {
+  PoolTask task = TaskOn(*f.table, f.keys, f.bags, &f.pooled, &f.rows);
   task.weights = f.weights.empty() ? nullptr : f.weights.data();
   task.combiner = f.combiner;
-  task.pooled = f.pooled.data();
-  task.rows = f.rows.data();
   task.argmax = f.argmax.data();
   return task;
 }
@@ -189,11 +197,7 @@ TEST_P(PoolTest, TwoFeaturesOfOneTableShareItsRows) {
   for (int t = 0; t < 2; ++t) {
     pooled[t].resize(1000 * 4);
     rows[t].resize(3000);
-    tasks[t].table = table.get();
-    tasks[t].keys = keys.data();
-    tasks[t].bags = &bags;
-    tasks[t].pooled = pooled[t].data();
-    tasks[t].rows = rows[t].data();
+    tasks[t] = TaskOn(*table, keys, bags, &pooled[t], &rows[t]);
   }
   ASSERT_TRUE(Pool(exec, tasks, 1, true).ok());
   EXPECT_EQ(table->size(), 1000u);
@@ -231,12 +235,7 @@ TEST_P(PoolTest, NewKeysComeInTheOrderOfTheIds) {
     ASSERT_TRUE(Table::Create(options, &table).ok());
     std::vector<float> pooled(kBags * 4);
     std::vector<RowId> rows(kIds);
-    PoolTask task;
-    task.table = table.get();
-    task.keys = keys.data();
-    task.bags = &bags;
-    task.pooled = pooled.data();
-    task.rows = rows.data();
+    const PoolTask task = TaskOn(*table, keys, bags, &pooled, &rows);
     ASSERT_TRUE(Pool(exec, {task}, 1, true).ok());
     table->CheckInvariants();
     std::map<int64_t, RowId> expected;
@@ -264,13 +263,8 @@ TEST_P(PoolTest, BitsDoNotDependOnThreads) {
     ASSERT_TRUE(bags.InitUniform(10, 40000, 4000).ok());
     std::vector<char> pooled(4000 * 64);
     std::vector<RowId> rows(40000);
-    PoolTask task;
-    task.table = table.get();
-    task.keys = keys.data();
-    task.bags = &bags;
+    PoolTask task = TaskOn(*table, keys, bags, &pooled, &rows);
     task.combiner = Combiner::kMean;
-    task.pooled = pooled.data();
-    task.rows = rows.data();
     ASSERT_TRUE(Pool(exec, {task}, 1, true).ok());
     pooled.insert(pooled.end(), reinterpret_cast<char*>(rows.data()),
                   reinterpret_cast<char*>(rows.data() + rows.size()));
@@ -289,12 +283,7 @@ TEST_P(PoolTest, ErrorNamesTheFullTable) {
   ASSERT_TRUE(bags.InitUniform(1, 11, 11).ok());
   std::vector<float> pooled(44);
   std::vector<RowId> rows(11);
-  PoolTask task;
-  task.table = table.get();
-  task.keys = keys.data();
-  task.bags = &bags;
-  task.pooled = pooled.data();
-  task.rows = rows.data();
+  const PoolTask task = TaskOn(*table, keys, bags, &pooled, &rows);
   const Status status = Pool(exec, {task}, 1, true);
   EXPECT_EQ(status.code(), Code::kResourceExhausted);
   EXPECT_NE(status.message().find("'table'"), std::string::npos) << status.message();
