@@ -327,7 +327,7 @@ def measure(folder: Path, options: argparse.Namespace) -> list[str]:
     def note(model: str, form: str, clients: int, figures: Figures) -> None:
         cases.setdefault((model, form, clients), []).append(figures)
 
-    # In turns of less than a second for each: the machine may be half as fast a minute later.
+    # In turns of a second for each: the machine may be half as fast a minute later.
     for kind in MODELS:
         called = Direct(folder / kind / "1", options.vocabulary)
         with called as direct, server(folder / kind) as (url, address):

@@ -6,7 +6,7 @@ what they link to elsewhere is below source/. Documents among that are pages as 
 links are followed. A link to a folder leads to its README.md, or becomes text if it has none. A
 link whose text is the name of a document gets the document's title.
 
-`--check` builds into a temporary folder. A warning of Sphinx is an error.
+`--check` works in a temporary folder, and keeps nothing. A warning of Sphinx is an error.
 """
 
 from __future__ import annotations
@@ -121,10 +121,10 @@ def command_lines() -> str:
 
 
 def build(folder: Path) -> int:
-    """Builds the site in a folder; returns Sphinx's exit code."""
+    """Builds the site in a folder, and its sources beside it; returns Sphinx's exit code."""
     from sphinx.cmd.build import main as sphinx
 
-    sources = ROOT / "build" / "site_sources"
+    sources = folder.with_name("site_sources")
     shutil.rmtree(sources, ignore_errors=True)
     assemble(sources)
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
@@ -137,7 +137,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.check:
         with tempfile.TemporaryDirectory() as folder:
-            return build(Path(folder))
+            return build(Path(folder) / "site")
     code = build(ROOT / "build" / "site")
     if not code:
         print("the site begins at build/site/index.html")

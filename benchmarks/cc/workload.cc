@@ -48,7 +48,8 @@ std::unique_ptr<Table> MakeTable(int64_t dim, int64_t init_capacity, ColumnInit 
   return table;
 }
 
-Model::Model(const Shape& shape, OptimizerKind optimizer) : shape_(shape), optimizer_(optimizer) {
+Model::Model(const Shape& shape, OptimizerKind optimizer)
+    : shape_(shape), optimizer_(optimizer), next_row_(shape.rows) {
   constexpr size_t kFill = 65536;
   ThreadsExec exec(2);
   StateSpec state{"benchmark", StateWidths(optimizer, OptimizerFlags(), shape.dim), {}};
@@ -77,7 +78,6 @@ Model::Model(const Shape& shape, OptimizerKind optimizer) : shape_(shape), optim
 }
 
 void Model::DrawAgain(size_t step, uint64_t new_ids) {
-  if (next_row_ == 0) next_row_ = shape_.rows;
   for (size_t t = 0; t < shape_.tables; ++t) {
     const uint64_t seed = 1'000'000 + draws_++;
     std::vector<uint64_t> rows = DrawRows(shape_.keys, nnz(), shape_.rows, seed);

@@ -71,7 +71,7 @@ class Model {
   std::vector<std::unique_ptr<Table>> tables_;
   std::vector<std::vector<std::vector<uint64_t>>> keys_;  // [step][table][nnz]
   uint64_t draws_ = 0;
-  uint64_t next_row_ = 0;  // the row number of the next new id; 0: none was drawn
+  uint64_t next_row_;  // the row number of the next new id
 };
 
 // Adds up the time of the library's phases during its lifetime, in seconds: the time of each phase

@@ -164,6 +164,7 @@ def test_lists_of_deleted_keys(capsys, path, tmp_path):
     assert not reader.contains(3, "user")
     code, out = run(capsys, "forget", path, "--keys", "3", "--table", "user", "--deletions")
     assert code == 0
+    assert "table 'user': removed from the deleted keys" in out
     assert audit(capsys, 3, path, table="user")[0] == 0
     assert run(capsys, "verify", path)[0] == 0
     # The other deleted key of the list stays.
