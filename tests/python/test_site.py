@@ -41,7 +41,8 @@ def test_the_reference_has_every_public_name():
 
 
 def test_every_public_name_has_a_docstring():
-    assert not [name for name, value in public() if not inspect.getdoc(value)]
+    # Its own: a class without one would show that of a base class.
+    assert not [name for name, value in public() if not value.__doc__]
 
 
 def test_the_contents_have_every_page():
