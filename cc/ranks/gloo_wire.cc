@@ -278,6 +278,7 @@ Status GlooWire::AwaitAll(const std::string& operation, const std::vector<Transf
       } catch (const std::exception&) {
         return FailClosed(transfers[i].rank, operation);
       }
+      if (on_wait_) on_wait_();
       DYNEMB_RETURN_IF_ERROR(LookAt(operation, transfers, i, await));
       if (Clock::now() < end) continue;
       std::vector<int> ranks;

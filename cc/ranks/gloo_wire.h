@@ -18,8 +18,10 @@
 #ifndef DYNEMB_RANKS_GLOO_WIRE_H_
 #define DYNEMB_RANKS_GLOO_WIRE_H_
 
+#include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cc/ranks/tls.h"
@@ -56,6 +58,9 @@ class GlooWire : public Wire {
                std::shared_ptr<Begun>* begun);
   Status Finish(const std::string& operation, const Begun& begun, std::chrono::milliseconds longer);
 
+  // Is called ten times a second by each exchange that waits. Not to be set during one.
+  void set_on_wait(std::function<void()> on_wait) { on_wait_ = std::move(on_wait); }
+
   // Fails the wire because a rank has ended: prefers the reason that it has sent.
   Status FailClosed(int rank, const std::string& operation);
   Status CheckProcess() const;                         // fails in a child of fork
@@ -83,6 +88,7 @@ class GlooWire : public Wire {
   std::vector<std::string> reasons_;            // the memory of heard_
   std::vector<std::unique_ptr<Buffer>> heard_;  // receives the reason of each rank; null: itself
   const int process_;                           // its id
+  std::function<void()> on_wait_;
 };
 
 }  // namespace dynemb

@@ -13,6 +13,8 @@ namespace {
 // Beside those of GlooWire.
 constexpr uint64_t kOfferTag = ~uint64_t{2}, kAttachedTag = ~uint64_t{3};
 constexpr std::chrono::seconds kToHear{2};
+// A rank whose last beat is older does not wait. Shorter than kToHear: it is to be named before.
+constexpr std::chrono::seconds kLastBeat{1};
 
 // The ranks of each host, in the order of their first ranks.
 std::vector<std::vector<int>> RanksOf(const std::vector<std::string>& hosts) {
@@ -65,11 +67,15 @@ class HostsWire::Waiting {
       }
     }
     DYNEMB_RETURN_IF_ERROR(wire_->gloo_->Look(&ended_));
+    HearBeats();
     if (idle < wire_->timeout()) return Status();
     std::vector<int> late = receives.empty() ? sends : receives;
     if (idle < wire_->timeout() + 2 * kToHear) {
-      const auto is_away = [&](int local) { return wire_->rings_->is_away(local); };
-      late.erase(std::remove_if(late.begin(), late.end(), is_away), late.end());
+      const SteadyTime now = std::chrono::steady_clock::now();
+      const auto waits = [&](int local) {
+        return now - hearts_[static_cast<size_t>(local)].last < kLastBeat;
+      };
+      late.erase(std::remove_if(late.begin(), late.end(), waits), late.end());
       if (late.empty()) return Status();
     }
     const char* const missed = receives.empty() ? "received nothing" : "sent nothing";
@@ -77,26 +83,30 @@ class HostsWire::Waiting {
   }
 
  private:
+  using SteadyTime = std::chrono::steady_clock::time_point;
+  struct Heart {
+    uint32_t beats = 0;
+    SteadyTime last{};  // when they were seen to have grown
+  };
+
+  // Looks at the beats of the ranks of this host. What they are at first says nothing.
+  void HearBeats() const {
+    const bool is_first = hearts_.empty();
+    hearts_.resize(wire_->hosts_[wire_->host_].size());
+    for (size_t local = 0; local < hearts_.size(); ++local) {
+      const uint32_t beats = wire_->rings_->beats(static_cast<int>(local));
+      if (!is_first && beats != hearts_[local].beats) {
+        hearts_[local].last = std::chrono::steady_clock::now();
+      }
+      hearts_[local].beats = beats;
+    }
+  }
+
   HostsWire* const wire_;
   const std::string& operation_;
   // At the last look.
   mutable std::vector<bool> ended_ = std::vector<bool>(wire_->host_of_.size());
-};
-
-// The time in which a thread waits for other hosts.
-class HostsWire::Away {
- public:
-  explicit Away(SharedRings* rings) : rings_(rings) {
-    if (rings_ != nullptr) rings_->Depart();
-  }
-  ~Away() {
-    if (rings_ != nullptr) rings_->Return();
-  }
-  Away(const Away&) = delete;
-  Away& operator=(const Away&) = delete;
-
- private:
-  SharedRings* const rings_;
+  mutable std::vector<Heart> hearts_;  // of each rank of this host
 };
 
 HostsWire::HostsWire(std::unique_ptr<GlooWire> gloo, std::vector<std::vector<int>> hosts,
@@ -125,6 +135,7 @@ HostsWire::HostsWire(std::unique_ptr<GlooWire> gloo, std::vector<std::vector<int
       targets_[local % targets_.size()].push_back(hosts_[host][local]);
     }
   }
+  if (rings_ != nullptr) gloo_->set_on_wait([this] { rings_->Beat(); });
 }
 
 Status HostsWire::Join(std::unique_ptr<GlooWire> gloo, const std::vector<std::string>& hosts,
@@ -271,7 +282,6 @@ Status HostsWire::Flat(uint64_t tag, const std::string& operation, const Slices&
   const Slices::Slice& own = to[rank()];
   if (own.bytes != 0) memcpy(from[rank()].data, own.data, own.bytes);
   if (begun == nullptr) return Status();
-  const Away away(rings_.get());
   return gloo_->Finish(operation, *begun, {});
 }
 
@@ -362,10 +372,7 @@ Status HostsWire::Forwarded(uint64_t tag, const std::string& operation, const Sl
   Count(far_to);
   std::shared_ptr<GlooWire::Begun> begun;
   Status status = gloo_->Begin(tag, operation, far_to, far_from, &begun);
-  if (status.ok()) {
-    const Away away(rings_.get());
-    status = gloo_->Finish(operation, *begun, kToHear);
-  }
+  if (status.ok()) status = gloo_->Finish(operation, *begun, kToHear);
   if (!status.ok()) {
     KeepForever(std::move(bundles));
     return status;

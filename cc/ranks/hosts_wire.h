@@ -26,7 +26,8 @@
 // at fault must be the first to give up, because its reason becomes that of all. After the timeout,
 // a rank therefore names only ranks of the same host that do not wait for other hosts, and ranks of
 // other hosts in a flat exchange. It waits two seconds longer for forwarded messages, and two more
-// for ranks of the same host that do wait for other hosts.
+// for ranks of the same host that do wait for other hosts. Those show it by their beats, so that
+// one that is stopped while it waits does not pass for one that waits.
 #ifndef DYNEMB_RANKS_HOSTS_WIRE_H_
 #define DYNEMB_RANKS_HOSTS_WIRE_H_
 
@@ -69,7 +70,6 @@ class HostsWire : public Wire {
 
  private:
   class Waiting;
-  class Away;
   // The messages that Gloo sends and receives for a forwarded exchange.
   struct Bundles {
     std::vector<std::string> to, from;

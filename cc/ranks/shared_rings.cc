@@ -35,7 +35,7 @@ size_t RoundUp(size_t n, size_t step) { return (n + step - 1) / step * step; }
 struct alignas(64) SharedRings::Doorbell {
   std::atomic<uint32_t> rung;      // changes when there may be something to do; a futex
   std::atomic<uint32_t> sleepers;  // threads that may sleep on it
-  std::atomic<uint32_t> away;      // threads between Depart and Return
+  std::atomic<uint32_t> beats;
 };
 
 struct SharedRings::Ring {
@@ -152,10 +152,9 @@ void SharedRings::EndOffer() {
   descriptor_ = -1;
 }
 
-void SharedRings::Depart() { doorbell(self_)->away.fetch_add(1, std::memory_order_relaxed); }
-void SharedRings::Return() { doorbell(self_)->away.fetch_sub(1, std::memory_order_relaxed); }
-bool SharedRings::is_away(int process) const {
-  return doorbell(process)->away.load(std::memory_order_relaxed) != 0;
+void SharedRings::Beat() { doorbell(self_)->beats.fetch_add(1, std::memory_order_relaxed); }
+uint32_t SharedRings::beats(int process) const {
+  return doorbell(process)->beats.load(std::memory_order_relaxed);
 }
 
 // The order of the two accesses, here and in Sleep, is why no wake-up is lost: either Sleep finds

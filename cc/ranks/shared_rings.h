@@ -65,11 +65,11 @@ class SharedRings {
   Offer offer() const;
   void EndOffer();
 
-  // Between Depart and Return, a thread of this process waits for other things than these messages:
-  // a process that waits for it can see that it is not the one at fault.
-  void Depart();
-  void Return();
-  bool is_away(int process) const;
+  // A thread of this process that waits for other things than these messages calls Beat about ten
+  // times a second. A process whose beats grow is therefore not the one at fault. One that is
+  // stopped has none.
+  void Beat();
+  uint32_t beats(int process) const;
 
   // A message for a process: all parts, one after the other. None if they have no bytes.
   struct Outgoing {

@@ -2,9 +2,13 @@
 #include "cc/ranks/hosts_wire.h"
 
 #include <gtest/gtest.h>
+#include <pthread.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
+#include <csignal>
 #include <cstdint>
 #include <cstdio>
 #include <functional>
@@ -227,6 +231,47 @@ TEST(HostsWireFaultTest, ARankThatWaitsForAnotherHostSaysSoFirst) {
     EXPECT_EQ(r == 0 ? ErrorOf(wires[i].get(), 1, "y", {0, 1, 2, 3})
                      : ErrorOf(wires[i].get(), SIZE_MAX, "x", {3}),
               "x on rank 1: rank 3 has sent nothing for 0.5 s");
+  });
+}
+
+// A thread that can be stopped, as all threads of a process are by SIGSTOP.
+class Stopping {
+ public:
+  Stopping() { std::signal(SIGUSR1, &Stop); }
+  ~Stopping() { std::signal(SIGUSR1, SIG_DFL); }
+  void operator()(pthread_t thread) { pthread_kill(thread, SIGUSR1); }
+  static void GoOn() { stopped_ = false; }
+
+ private:
+  static void Stop(int) {
+    for (stopped_ = true; stopped_;) usleep(1000);
+  }
+  static inline std::atomic<bool> stopped_{false};
+};
+
+// Rank 1 is stopped while it waits for rank 3, when all that it has for others has left it. In the
+// next exchange, rank 0 waits for it, and ranks 2 and 3 for what ranks 0 and 1 forward.
+TEST(HostsWireFaultTest, ARankThatIsStoppedWhileItWaitsIsNamed) {
+  const auto wires = Connected(Plain("aabb"), milliseconds(1000));
+  Stopping stop;
+  std::atomic<int> failed{0};
+  OnRanks(4, [&](int r) {
+    Wire* const wire = wires[static_cast<size_t>(r)].get();
+    if (r == 3) std::this_thread::sleep_for(milliseconds(600));
+    std::thread stopping;
+    if (r == 1) {
+      stopping = std::thread([&, waiting = pthread_self()] {
+        std::this_thread::sleep_for(milliseconds(300));
+        stop(waiting);
+        while (failed != 3) usleep(1000);
+        Stopping::GoOn();
+      });
+    }
+    const std::string first = ErrorOf(wire, 1, "x", {0, 1, 2, 3});
+    if (r == 1) return stopping.join();
+    EXPECT_EQ(first, "");
+    EXPECT_EQ(ErrorOf(wire, 1, "y", {0, 1, 2, 3}), "y on rank 0: rank 1 has sent nothing for 1 s");
+    ++failed;
   });
 }
 
