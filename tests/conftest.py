@@ -125,6 +125,13 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: [not item.nodeid.startswith(folder) for folder in first])
 
 
+def pytest_terminal_summary(terminalreporter):
+    """Shows the failures of tests that passed when they were tried again (`--reruns`)."""
+    for report in terminalreporter.stats.get("rerun", []):
+        terminalreporter.section(f"failed once: {report.nodeid}", "_")
+        terminalreporter.line(report.longreprtext)
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
     """Splits by file. The cases of ranks/ stay in one process: a launch runs many of them.
