@@ -33,7 +33,8 @@ import kserve.models  # noqa: E402
 import kubernetes.client  # noqa: E402
 
 import tf_dynemb as de  # noqa: E402
-from tf_dynemb.serve import options, server  # noqa: E402
+from tf_dynemb.serve import __main__ as main  # noqa: E402
+from tf_dynemb.serve import server  # noqa: E402
 
 SCALARS = {
     "str": str,
@@ -224,7 +225,7 @@ def pods() -> list[Any]:
 @pytest.mark.parametrize(("container", "pod"), pods())
 def test_the_pod_fits_the_server(container, pod):
     built = image()
-    parsed = options.parse(built.entry[3:] + container["args"])
+    parsed = main.parse(built.entry[3:] + container["args"])
     assert built.entry[:3] == ["python", "-m", "tf_dynemb.serve"]
     assert [name for name, _ in parsed.model + parsed.follow] == ["ctr", "ctr"]
     assert dict(parsed.follow)["ctr"].startswith("s3://")

@@ -30,8 +30,7 @@ import pytest
 import tensorflow as tf
 
 import tf_dynemb as de
-from tf_dynemb.serve.__main__ import main
-from tf_dynemb.serve.options import parse
+from tf_dynemb.serve.__main__ import main, parse
 
 
 def test_new_versions_and_deltas_under_load(tmp_path):

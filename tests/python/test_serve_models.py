@@ -82,6 +82,13 @@ def test_nested_bags():
     same(joined, ragged(2).parse(nested))
 
 
+@pytest.mark.parametrize("data", [5, [1], [[1], 2], [1, [2]], ["ab"]])
+def test_bags_that_are_no_lists(data):
+    for each in (ragged(), sparse()):
+        with pytest.raises(ValueError, match="is a list for each row"):
+            each.parse(data)
+
+
 @pytest.mark.parametrize(
     ("splits", "values"),
     [

@@ -13,6 +13,7 @@ and gRPC), over KServe's data plane, messages and model interface. docs/server.m
                   └─> batches    requests that wait together, and the threads that answer them
                         └─> loaded_model   a SavedModel, called with arrays
                               └─> inputs   values of inputs: read, checked, joined
+                                    └─> nested   nested lists, and the JSON that has them
 
 All of it runs on the thread of one event loop, except calls of models, and what loads them.
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -21,13 +20,15 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from tf_dynemb.serve.nested import Nested
+
 Array = npt.NDArray[Any]
 Value = tuple[Array, ...]
 
 _NARROW = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 # The types of Python in which JSON has the elements of arrays of a kind.
 _TYPES: dict[str, set[type]] = {"b": {bool}, "i": {int}, "u": {int}, "f": {int, float}}
-_JSON_NAMES = {str: "strings", type(None): "null", dict: "objects", list: "rows of other shapes"}
+_JSON_NAMES = {str: "strings", type(None): "null", dict: "objects"}
 _KINDS = {"b": "b", "i": "iu", "u": "iu", "f": "iuf", "O": "OSU"}
 
 
@@ -68,35 +69,30 @@ class Tensor(NamedTuple):
         return array.astype(self.dtype, copy=False)
 
     def parse(self, data: Any) -> Array:
-        """Returns nested lists, as JSON has them, as an array."""
-        flat, shape = self._flat(data)
+        """Returns nested lists as an array."""
+        elements, lengths = Nested.of(data)
+        is_array = isinstance(elements, np.ndarray)
+        types = {type(elements[0].item())} if is_array else set(map(type, elements))
+        if list in types or any(len(set(level)) > 1 for level in lengths):
+            raise ValueError(f"{self!r}: its rows are of different shapes.")
+        shape = [level[0] for level in lengths]
         kind = "f" if self.dtype.kind == "V" else self.dtype.kind
         if kind == "O":
-            array = np.empty(len(flat), object)
-            array[:] = [_decoded(each, self.name) for each in flat]
+            array = np.empty(len(elements), object)
+            listed = elements.tolist() if isinstance(elements, np.ndarray) else elements
+            array[:] = [_decoded(each, self.name) for each in listed]
             return self.check(array.reshape(shape))
-        for given in set(map(type, flat)) - _TYPES[kind]:
+        for given in types - _TYPES[kind]:
             raise ValueError(f"{self!r}: got {_JSON_NAMES.get(given, given.__name__)}.")
         try:
             with np.errstate(over="ignore"):
-                array = np.array(flat, self.dtype)
+                # `check` converts integers of an array, and says which are out of range.
+                array = np.array(elements, None if is_array and kind != "f" else self.dtype)
         except OverflowError:
             raise ValueError(f"{self!r}: a number is out of range.") from None
         if kind == "f" and not np.isfinite(array).all():
             raise ValueError(f"{self!r}: a number is out of range.")
         return self.check(array.reshape(shape))
-
-    def _flat(self, data: Any) -> tuple[list[Any], list[int]]:
-        """Returns the elements of nested lists, and their shape."""
-        shape: list[Any] = []
-        level = [data]
-        while level and isinstance(level[0], list):
-            lengths = {len(each) if isinstance(each, list) else None for each in level}
-            if len(lengths) > 1:
-                raise ValueError(f"{self!r}: its rows are of different shapes.")
-            shape += lengths
-            level = list(itertools.chain.from_iterable(level))
-        return level, shape
 
     def __repr__(self) -> str:
         shape = "any shape" if self.shape is None else [d if d else "?" for d in self.shape]
@@ -191,17 +187,20 @@ class Ragged(Input):
 
     def parse(self, data: Any) -> Value:
         """Reads nested lists."""
-        splits = []
-        for tensor in self.tensors[1:]:
-            if not isinstance(data, list) or not all(isinstance(row, list) for row in data):
-                raise ValueError(f"input {self.name!r} is a list for each row.")
-            lengths = np.cumsum([0, *map(len, data)])
-            splits.append(lengths.astype(tensor.dtype))
-            data = list(itertools.chain.from_iterable(data))
+        elements, lengths = Nested.of(data)
+        levels = len(self.tensors)
+        if not lengths or (len(elements) and len(lengths) < levels):
+            raise ValueError(f"input {self.name!r} is a list for each row.")
+        lengths = [*lengths, *[[]] * (levels - len(lengths))]  # of lists that have no lists
+        splits = [
+            np.cumsum([0, *level]).astype(tensor.dtype)
+            for level, tensor in zip(lengths[1:levels], self.tensors[1:], strict=True)
+        ]
         values = self.tensors[0]
-        shape = values.shape or (None,)
-        parsed = values.parse(data) if data else np.empty([d or 0 for d in shape], values.dtype)
-        return (parsed, *splits)
+        rows = int(sum(lengths[levels - 1]))
+        if not rows:
+            return (np.empty([d or 0 for d in values.shape or (None,)], values.dtype), *splits)
+        return (values.parse(Nested(elements, [[rows], *lengths[levels:]])), *splits)
 
     def rows(self, value: Value) -> int:
         """Counts rows."""
@@ -251,15 +250,15 @@ class Sparse(Input):
 
     def parse(self, data: Any) -> Value:
         """Puts the elements of each list into the first columns of its row."""
-        if len(self._shape) != 2 or not isinstance(data, list):
+        if len(self._shape) != 2:
             raise ValueError(f"input {self.name!r} is sparse: pass its components in columns.")
         splits = Tensor("", np.dtype(np.int64), (None,))
         values, bounds = Ragged(self.name, [self.tensors[1], splits]).parse(data)
         lengths = np.diff(bounds)
-        rows = np.repeat(np.arange(len(data)), lengths)
+        rows = np.repeat(np.arange(len(lengths)), lengths)
         columns = np.arange(len(values)) - np.repeat(bounds[:-1], lengths)
         width = self._shape[1] or int(lengths.max(initial=0))
-        value = (np.stack([rows, columns], 1), values, np.array([len(data), width]))
+        value = (np.stack([rows, columns], 1), values, np.array([len(lengths), width]))
         return self.check(value)
 
     def rows(self, value: Value) -> int:

@@ -30,7 +30,7 @@ from prometheus_client import REGISTRY, exposition
 from starlette.exceptions import HTTPException
 
 from tf_dynemb._version import __version__
-from tf_dynemb.serve import metrics, v2
+from tf_dynemb.serve import metrics, nested, v2
 from tf_dynemb.serve.dataplane import Admission, DataPlane, Repository
 from tf_dynemb.serve.inputs import Tensor
 
@@ -229,9 +229,9 @@ def _headers(scope: Scope) -> dict[str, str]:
 
 def _json(body: bytes) -> Any:
     try:
-        return orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise exceptions.InvalidArgument(f"the request is not JSON: {error}.") from None
+        return nested.parse(body)
+    except ValueError as error:
+        raise exceptions.InvalidArgument(str(error)) from None
 
 
 def _failure(error: Exception) -> _Answer:

@@ -51,7 +51,7 @@ async def serve(options: argparse.Namespace) -> None:
     that it has, and returns. A second signal ends the wait.
 
     Args:
-        options: as `tf_dynemb.serve.options.parse` returns them.
+        options: as `tf_dynemb.serve.__main__.parse` returns them.
 
     Raises:
         ServerError: a port, a certificate or a token cannot be used, or a model not be loaded.

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from tf_dynemb.serve.inputs import Array, Input, Value, collect, widened
+from tf_dynemb.serve.nested import Nested
 
 
 def decode(body: Any, inputs: Mapping[str, Input]) -> dict[str, Value]:
@@ -53,7 +54,9 @@ def encode(body: Mapping[str, Any], outputs: Mapping[str, Array]) -> dict[str, A
     return {"predictions": [dict(zip(lists, row, strict=True)) for row in rows]}
 
 
-def _by_name(instances: Any, inputs: Mapping[str, Input]) -> dict[str, list[Any]]:
+def _by_name(instances: Any, inputs: Mapping[str, Input]) -> dict[str, Any]:
+    if isinstance(instances, Nested):
+        return {_only(inputs): instances}
     if not isinstance(instances, list) or not instances:
         raise ValueError('"instances" is a list with an element for each row.')
     first = instances[0]

@@ -14,6 +14,7 @@ from kserve import InferInput, InferOutput, InferRequest, InferResponse
 from kserve.protocol.infer_type import RequestedOutput
 from kserve.utils.numpy_codec import from_np_dtype, to_np_dtype
 
+from tf_dynemb.serve import nested
 from tf_dynemb.serve.inputs import Array, Input, Tensor, Value, collect, widened
 
 
@@ -28,10 +29,7 @@ def parse(body: bytes, json_bytes: int, model: str) -> InferRequest:
     Raises:
         ValueError: the body is not of the protocol.
     """
-    try:
-        given = orjson.loads(body[:json_bytes])
-    except orjson.JSONDecodeError as error:
-        raise ValueError(f"the request is not JSON: {error}.") from None
+    given = nested.parse(body[:json_bytes])
     if not isinstance(given, dict) or not isinstance(given.get("inputs"), list):
         raise ValueError('a request is {"inputs": [...]}.')
     inputs, begin = [], json_bytes
@@ -72,7 +70,7 @@ def _input(given: Any) -> tuple[InferInput, int | None]:
     size = parameters.get("binary_data_size") if isinstance(parameters, dict) else None
     if "data" in given:
         size = None
-        if not isinstance(given["data"], list):
+        if not isinstance(given["data"], (list, nested.Nested)):
             raise ValueError(f'input {name!r}: "data" is a list.')
     elif type(size) is not int or size < 0:
         raise ValueError(f'input {name!r} has neither "data" nor a "binary_data_size".')
@@ -202,7 +200,7 @@ def _listed(each: InferInput, dtype: np.dtype[Any]) -> Array:
     """Returns the data of a JSON list, flat or nested, or of the typed contents of gRPC."""
     tensor = Tensor(each.name, dtype, None)
     data = each.data or []
-    if dtype.kind == "b" and data and data[0] in ("true", "false"):
+    if dtype.kind == "b" and isinstance(data, list) and data[:1] in (["true"], ["false"]):
         data = [one == "true" for one in data]
     return tensor.parse(data)
 
