@@ -280,7 +280,9 @@ def numbered_blocks(page):
     ("page", "number"),
     [
         *numbered_blocks("README.md"),
-        *numbered_blocks("docs/guide.md"),
+        *numbered_blocks("docs/custom_loops.md"),
+        *numbered_blocks("docs/dumps.md"),
+        *numbered_blocks("docs/ranks.md"),
         *numbered_blocks("docs/recipes.md"),
         *numbered_blocks("docs/migrating_from_torchrec.md"),
     ],
@@ -290,8 +292,8 @@ def test_code_of_the_documents_runs(tmp_path, page, number):
 
 
 @pytest.mark.slow
-def test_the_trainer_of_the_guide_restarts(tmp_path):
-    *_, fit, loop, _, _ = code_blocks("docs/guide.md")
+def test_the_trainer_of_the_documents_restarts(tmp_path):
+    _, fit, loop = code_blocks("docs/dumps.md")
     check = """
 reader = de.serving.Reader("online" if "labels" in globals() else "hourly")
 assert np.array_equal(reader.lookup(np.arange(1000)), model.layers[0](np.arange(1000)))
@@ -354,7 +356,9 @@ def test_the_documents_have_all_examples():
     (first,) = code_blocks("README.md")
     assert "de.layers.Embedding" in first
     assert "Reader" in first
-    loop, rates, disk, restart, hours, ranks, profiler = code_blocks("docs/guide.md")
+    loop, rates, profiler = code_blocks("docs/custom_loops.md")
+    disk, restart, hours = code_blocks("docs/dumps.md")
+    (ranks,) = code_blocks("docs/ranks.md")
     assert "de.lookup_sparse" in loop
     assert "MultiOptimizer" in rates
     assert "follow" in disk

@@ -31,7 +31,7 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
 
     It replaces the optimizer everywhere: `model.compile(optimizer=...)`, `apply_gradients`,
     `minimize`. The learning rate, schedules and callbacks reach the wrapped optimizer; a
-    `MultiOptimizer` has no learning rate. Details of the following are in docs/guide.md, "The
+    `MultiOptimizer` has no learning rate. Details of the following are in docs/custom_loops.md, "The
     optimizer".
 
     - Only the rows of a table that have a gradient are stepped, unless `catch_up` is on.
