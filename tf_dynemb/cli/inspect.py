@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import pathlib
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ from typing import Any
 from tf_dynemb.chains.saved_models import is_model, served_tables
 from tf_dynemb.cli import paths
 from tf_dynemb.format.manifest import DENSE_PARTS
-from tf_dynemb.storage import Chain, Snapshot, TableEntry
+from tf_dynemb.storage import Chain, Manifest, Snapshot, TableEntry
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -95,11 +94,9 @@ def aligned(lines: list[Sequence[object]]) -> str:
     )
 
 
-def utc(nanoseconds: int) -> str:
-    """Returns a time since 1970 as ISO 8601, to the second."""
-    epoch = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
-    time = epoch + datetime.timedelta(seconds=nanoseconds // 10**9)
-    return time.isoformat().replace("+00:00", "Z")
+def utc(manifest: Manifest) -> str:
+    """Returns the time of a snapshot as ISO 8601, to the second."""
+    return manifest.watermark_utc.isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def _snapshot(snapshot: Snapshot) -> dict[str, Any]:
@@ -111,7 +108,7 @@ def _snapshot(snapshot: Snapshot) -> dict[str, Any]:
         "parent": manifest.parent,
         "since": manifest.since,
         "watermark": manifest.watermark,
-        "time": utc(manifest.watermark_utc_ns),
+        "time": utc(manifest),
         "bytes": sum(file.bytes for file in snapshot.files),
         "writer": manifest.writer,
         "world_size": manifest.world_size,

@@ -36,7 +36,7 @@ def run(options: argparse.Namespace) -> int:
         except (DataLossError, ValueError):
             lines.append([name.number, name.kind, name.id, "cannot be read"])
             continue
-        lines.append([name.number, name.kind, name.id, utc(manifest.watermark_utc_ns)])
+        lines.append([name.number, name.kind, name.id, utc(manifest)])
     if not lines:
         raise place.absent()
     print(aligned([["number", "kind", "id", "time"], *lines]))

@@ -6,6 +6,7 @@ The classes have the members of the JSON objects in docs/file_format.md, with th
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -95,6 +96,12 @@ class Manifest:
     def ids(self) -> tuple[str, ...]:
         """The snapshot's id, and the ids of the snapshots whose state it also has."""
         return (self.id, *self.continues)
+
+    @property
+    def watermark_utc(self) -> datetime.datetime:
+        """The time at which the watermark was taken, to the microsecond."""
+        epoch = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
+        return epoch + datetime.timedelta(microseconds=self.watermark_utc_ns // 1000)
 
     def to_json(self) -> str:
         """Returns the file's text, with a checksum; raises ValueError if JSON cannot express it."""

@@ -150,8 +150,7 @@ class Reader:
     @property
     def watermark_utc(self) -> datetime.datetime:
         """The time at which the watermark was taken, to the microsecond."""
-        epoch = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
-        return epoch + datetime.timedelta(microseconds=self._state.last.watermark_utc_ns // 1000)
+        return self._state.last.watermark_utc
 
     @property
     def extra(self) -> Mapping[str, Any]:
