@@ -2,6 +2,6 @@
 
 All ranks write and read a snapshot together.
 
-May import: `_ops`, `_presence`, `_warn`, `chains`, `communicator`, `dense`, `format`, `optimizers`,
-`parallel`, `storage`, `tables`, `variables`.
+May import: `_html`, `_ops`, `_presence`, `_warn`, `chains`, `communicator`, `dense`, `format`,
+`optimizers`, `parallel`, `storage`, `tables`, `variables`.
 """

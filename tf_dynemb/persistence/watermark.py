@@ -7,7 +7,7 @@ import types
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from tf_dynemb import storage
+from tf_dynemb import _html, storage
 
 
 class _Members(NamedTuple):
@@ -28,6 +28,11 @@ class Watermark(_Members):
     """
 
     extra: Mapping[str, Any] = types.MappingProxyType({})
+
+    def _repr_html_(self) -> str:
+        """Returns what a notebook shows, such as below a cell that ends with `dump`."""
+        lines = {**_html.watermark(*self), "extra": str(self.extra or "")}
+        return _html.table("Watermark", lines)
 
     @staticmethod
     def of(manifest: storage.Manifest) -> Watermark:

@@ -6,7 +6,7 @@
     vectors = reader.lookup([7, 2**40], table="user")  # float32 [2, dimension]
     reader.follow()  # from time to time, in any thread
 
-May import: `_presence`, `format`, `storage`.
+May import: `_html`, `_presence`, `format`, `storage`.
 """
 
 from tf_dynemb.serving.reader import Reader

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tf_dynemb import _html
 from tf_dynemb._presence import is_url, local_path
 from tf_dynemb.format.safetensors import Array
 from tf_dynemb.format.vector_format import Vectors
@@ -131,6 +132,23 @@ class Reader:
         state = self._state
         sizes = ", ".join(f"{name}={table.size}" for name, table in state.tables.items())
         return f"Reader({str(self._place)!r}, id={self.id[:8]}, utc={self.watermark_utc}, {sizes})"
+
+    def _repr_html_(self) -> str:
+        """Returns what a notebook shows: the snapshot, and the rows of each table."""
+        state = self._state
+        last = state.last
+        tables = {
+            f"table {name}": f"{table.size:,} rows: {table.schema.key_type} to "
+            f"{table.schema.dimension} x {table.schema.dtype}"
+            for name, table in state.tables.items()
+        }
+        lines = {
+            **_html.watermark(last.id, last.watermark, last.watermark_utc),
+            **tables,
+            "dense weights": str(len(state.dense or ()) or ""),
+            "extra": str(last.extra or ""),
+        }
+        return _html.table(f"Reader of {self._place}", lines)
 
     @property
     def tables(self) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 `Publication` writes a snapshot; other processes can each write a `Part` of it. `Chain` and
 `Snapshot` read.
 
-May import: `_presence`, `_version`, `format`.
+May import: `_html`, `_presence`, `_version`, `format`.
 """
 
 from tf_dynemb.format.errors import DataLossError

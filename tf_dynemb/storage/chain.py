@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from tf_dynemb import _html
 from tf_dynemb.format.errors import DataLossError
 from tf_dynemb.format.steps import Change, changes
 from tf_dynemb.storage.places import AnyPlace, place_of
@@ -31,6 +32,22 @@ class Chain:
 
     def __str__(self) -> str:
         return os.path.dirname(str(self.last))
+
+    def _repr_html_(self) -> str:
+        """Returns what a notebook shows: the last snapshot, rows and bytes, and the tables."""
+        last = self.last.manifest
+        tables = {entry.name: entry for each in self.snapshots for entry in each.manifest.tables}
+        lines = {
+            **_html.watermark(last.id, last.watermark, last.watermark_utc),
+            "base": _content([self.base]) if self.base else "",
+            "deltas": f"{len(self.deltas)}: {_content(self.deltas)}" if self.deltas else "",
+            **{
+                f"table {name}": f"{entry.key_type} to {entry.dimension} x {entry.stored_as}"
+                for name, entry in tables.items()
+            },
+            "extra": str(last.extra or ""),
+        }
+        return _html.table(f"Chain at {self}", lines)
 
     @property
     def snapshots(self) -> list[Snapshot]:
@@ -164,6 +181,16 @@ class Chain:
                 )
         base = snapshots[0] if snapshots[0].manifest.kind == "base" else None
         return Chain(base, snapshots[1:] if base else snapshots)
+
+
+def _content(snapshots: Sequence[Snapshot]) -> str:
+    """Returns how much snapshots have, as text."""
+    tables = [entry for each in snapshots for entry in each.manifest.tables]
+    rows = sum(shard.rows for entry in tables for shard in entry.shards)
+    deleted = sum(shard.deleted for entry in tables for shard in entry.shards)
+    count = sum(file.bytes for each in snapshots for file in each.files)
+    keys = f", {deleted:,} deleted" if deleted else ""
+    return f"{rows:,} rows{keys}, {_html.size(count)}"
 
 
 def read_again(
