@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import logging
 import os
 import pathlib
 import shutil
@@ -184,6 +185,21 @@ def test_it_creates_the_folders_of_its_path(tmp_path, model, has_dump):
     de.export_saved_model(model, path, *tables)
     assert [each.name for each in path.parent.iterdir()] == ["1"]
     tf.saved_model.load(str(path))
+
+
+def test_the_log_names_the_path(tmp_path, model, caplog):
+    logger = logging.getLogger("tensorflow")
+    logger.addHandler(caplog.handler)
+    try:
+        with caplog.at_level(logging.INFO, "tensorflow"):
+            de.export_saved_model(model, tmp_path / "model")
+            logger.info("100%s", "%")
+    finally:
+        logger.removeHandler(caplog.handler)
+    texts = [record.getMessage() for record in caplog.records]
+    assert f"Assets written to: {tmp_path / 'model' / 'assets'}" in texts
+    assert texts[-1] == "100%"
+    assert not any("/.model." in text for text in texts)
 
 
 def test_it_replaces_a_model_but_nothing_else(tmp_path, model):

@@ -25,7 +25,7 @@ def test_a_table():
     table.lookup([1, 2, 3])
     table.lookup([1, 2, 3])
     text = table._repr_html_()
-    assert "<caption>users &lt;1&gt;:0: int64 to 4 x float32</caption>" in text
+    assert "<caption>users &lt;1&gt;: int64 to 4 x float32</caption>" in text
     lines = lines_of(text)
     stats = table.stats()
     assert lines == {

@@ -48,9 +48,9 @@ class Publication(NamedTuple):
 class Publish(keras.callbacks.Callback):  # type: ignore[misc]
     """Publishes the model during `fit`: its tables, dense weights and optimizer, at one moment.
 
-    When `fit` begins, the callback writes a base at `path`; then deltas with what has changed, and
-    further bases by `base_every`. Readers and exported models that follow the path have them
-    shortly after. At the end of `fit` it publishes once more.
+    When `fit` begins, the callback writes a base at `path`, which has no rows if the model is new;
+    then deltas with what has changed, and further bases by `base_every`. Readers and exported
+    models that follow the path have them shortly after. At the end of `fit` it publishes once more.
 
     With `resume`, a `fit` that was interrupted anywhere, even killed, goes on from the last
     publication: in a new process, the same script loads the model, its tables and the optimizer,

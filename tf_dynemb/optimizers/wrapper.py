@@ -31,8 +31,8 @@ class OptimizerWrapper(keras.optimizers.LossScaleOptimizer):  # type: ignore[mis
 
     It replaces the optimizer everywhere: `model.compile(optimizer=...)`, `apply_gradients`,
     `minimize`. The learning rate, schedules and callbacks reach the wrapped optimizer; a
-    `MultiOptimizer` has no learning rate. Details of the following are in docs/custom_loops.md, "The
-    optimizer".
+    `MultiOptimizer` has no learning rate. Details of the following are in docs/custom_loops.md,
+    "The optimizer".
 
     - Only the rows of a table that have a gradient are stepped, unless `catch_up` is on.
     - SGD, Adagrad, Adam, AdamW, Adamax, RMSprop, Adadelta, Ftrl, Lion and `RowwiseAdagrad` run

@@ -89,7 +89,10 @@ def delta_begin(
         begins = [table_ids.tick(since.id) for table_ids in ids]
         parent, since_tick = since.id, since.tick
     else:
-        raise TypeError(f"since must be a Watermark, a datetime or None, got {since!r}.")
+        raise TypeError(
+            f"since must be a Watermark, a datetime or None, got {since!r}. Pass an optimizer by "
+            "name: optimizer=."
+        )
     if last is None:
         return parent, since_tick, begins
     if any(begin > end for begin, end in zip(begins, ends, strict=True)):

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
 import pathlib
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import keras
@@ -182,6 +183,7 @@ def export_saved_model(
                 for variable, value in zip(static, whole, strict=False):
                     stack.enter_context(variable.replaced_by(value))
                 stack.enter_context(communicator.alone())
+                stack.enter_context(_logged_as(unfinished, path))
                 last = _last(source.path)  # raises now if there is nothing
                 _save(
                     model, unfinished, source, signatures, input_signature, dynamic[0], weights.read
@@ -391,6 +393,23 @@ def _save_module(
             raise ValueError(f"signatures must not have the name {name!r}.")
     with served.exporting(rows):
         tf.saved_model.save(model, str(path), signatures={**signatures, **endpoints})
+
+
+@contextlib.contextmanager
+def _logged_as(unfinished: pathlib.Path, path: pathlib.Path) -> Iterator[None]:
+    """TensorFlow's log names the path of the export, not the path that it is moved from."""
+
+    def rename(record: logging.LogRecord) -> bool:
+        record.msg = record.getMessage().replace(str(unfinished), str(path))
+        record.args = ()
+        return True
+
+    logger = logging.getLogger("tensorflow")
+    logger.addFilter(rename)
+    try:
+        yield
+    finally:
+        logger.removeFilter(rename)
 
 
 def _save(

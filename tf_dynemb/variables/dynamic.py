@@ -437,7 +437,8 @@ class DynamicVariable(served.InSavedModel, Retention, resource_variable_ops.Reso
 
     def _repr_html_(self) -> str:
         """Returns what a notebook shows: rows, bytes and hits on this rank."""
-        title = f"{self.name}: {self._key_type.name} to {self._dim} x {self.dtype.name}"
+        name = self.name.removesuffix(":0")
+        title = f"{name}: {self._key_type.name} to {self._dim} x {self.dtype.name}"
         state = "" if self.state_spec is None else self.state_spec[0]
         return summary.of_table(title, self.options, state, self.stats())
 
