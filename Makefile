@@ -1,6 +1,6 @@
 # Each target first runs tools/setup.sh, which sets up whatever is missing.
 .DEFAULT_GOAL := help
-.PHONY: help build develop horovod train serve-example docs test test-cc run-test-cc soak test-wheel test-wheels lint format bench bench-cc bench-peers bench-hierarchical-kv wheel \
+.PHONY: help build develop horovod train serve-example docs figures test test-cc run-test-cc soak test-wheel test-wheels lint format bench bench-cc bench-peers bench-hierarchical-kv wheel \
 	wheels sanitize cuda-check fake-gpu gpu-test gpu-bundle gpu-rehearsal clean
 .NOTPARALLEL:
 
@@ -34,6 +34,9 @@ serve-example: develop ## runs a server that follows a trainer, and a load test 
 
 docs: develop ## builds the site, build/site: the documents, and the API from docstrings
 	$(VENV_PYTHON) tools/build_site.py
+
+figures: develop ## draws the pictures of docs/figures that have a source, *.d2
+	$(VENV_PYTHON) tools/draw_figures.py
 
 test: ## runs the C++ tests, then the Python tests
 	@echo "make test: 1 of 3, set-up, $$(date +%T); on two cores, from nothing, 3 minutes, and 9 for Horovod, once"

@@ -8,6 +8,7 @@ project = "tf_dynemb"
 version = release = __version__
 html_title = f"tf_dynemb {__version__}"
 html_theme = "furo"
+html_static_path = html_css_files = ["theme.css"]
 html_show_copyright = html_show_sourcelink = html_copy_source = False
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 root_doc = "index"

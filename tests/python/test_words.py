@@ -14,7 +14,7 @@ IN_CHECKOUT = (ROOT / "cc").is_dir() and (ROOT / "tf_dynemb").is_dir()
 in_checkout = pytest.mark.skipif(not IN_CHECKOUT, reason="no sources: this tests a wheel")
 
 TOPS = ("bazel", "benchmarks", "cc", "docs", "examples", "tests", "tf_dynemb", "tools")
-SUFFIXES = {".bzl", ".c", ".cc", ".cu", ".cuh", ".h", ".md", ".py", ".sh"}
+SUFFIXES = {".bzl", ".c", ".cc", ".cu", ".cuh", ".d2", ".h", ".md", ".py", ".sh"}
 DATA = {"golden", "results", "__pycache__"}
 EXCEPT = {ROOT / "docs" / "glossary.md", pathlib.Path(__file__).resolve()}
 
