@@ -144,3 +144,19 @@ def mix(key):
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
     return z ^ (z >> 31)
+
+
+def test_speeds_of_the_comparison_are_those_of_the_results():
+    figures = pytest.importorskip("benchmarks.readme_figures")
+    results = figures.read_results(figures.RESULTS)
+    text = (ROOT / "docs/why.md").read_text()
+    assert f"../benchmarks/results/{figures.RESULTS.name}" in text
+    for row, case in (
+        ("CPU, lookup", "lookup, uniform, dim 16"),
+        ("CPU, training", "sparse train adagrad, uniform, hotness 10"),
+    ):
+        cells = re.search(rf"^\| {row}\S* \|(.*)\|$", text, re.M)[1].split("|")
+        names = ("tf_dynemb", "static", None, "TFRA")
+        for cell, name in zip(cells, names, strict=False):
+            if name:
+                assert cell.strip() == f"{results[case][name]:.1f}"
