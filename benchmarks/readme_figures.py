@@ -116,7 +116,7 @@ def draw_life() -> Any:
     arrow((73.5, 17), (85.3, 22), "follow   ")
     arrow((73.5, 14), (85.3, 8))
     axes.text(58, 25.5, "a directory of .npy columns with checksums", ha="center", fontsize=7)
-    axes.text(13, 3.5, "one process, or ranks of Horovod", ha="center", fontsize=7, color=INK)
+    axes.text(13, 3.5, "one process, or many ranks", ha="center", fontsize=7, color=INK)
     axes.text(58, 3.5, "rows changed and ids deleted since", ha="center", fontsize=7, color=INK)
     return figure
 
