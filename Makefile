@@ -1,14 +1,14 @@
 # Each target first runs tools/setup.sh, which sets up whatever is missing.
 .DEFAULT_GOAL := help
 .PHONY: help build develop horovod train serve-example docs figures test test-cc run-test-cc soak test-wheel test-wheels lint format bench bench-cc bench-peers bench-hierarchical-kv wheel \
-	wheels sanitize cuda-check fake-gpu gpu-test gpu-bundle gpu-rehearsal clean
+	wheels release sanitize cuda-check fake-gpu gpu-test gpu-bundle gpu-rehearsal clean
 .NOTPARALLEL:
 
 # Not PYTHON: that is the Python that a caller names for the set-up.
 VENV_PYTHON := .venv/bin/python
 BAZEL ?= $(shell command -v bazel || command -v bazelisk || echo bazel)
 CPP = $(shell find cc tests/cc tests/cuda tests/fake_cuda tests/fake_gpu tests/fake_nccl tests/crash benchmarks/cc benchmarks/cuda examples/serving_c -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.cuh' -o -name '*.c')
-# Extra arguments for train, test and bench: make test ARGS="-k lookup".
+# Extra arguments for train, test, bench and others: make test ARGS="-k lookup".
 ARGS ?=
 # The number of processes that run Python tests. Most tests keep one core busy. The cases that run on ranks stay in one process
 # (tests/conftest.py).
@@ -84,6 +84,9 @@ wheels: ## builds dist/*.whl for upload: manylinux, with operators for every sup
 
 test-wheels: ## runs the quickstart from that wheel with each Python and TensorFlow, in fresh venvs, and prints a table
 	tools/wheels.sh test
+
+release: develop ## makes a release up to the upload, VERSION=0.2.0; with ARGS=--dry-run, without changing the checkout
+	$(VENV_PYTHON) tools/release.py $(ARGS) "$(VERSION)"
 
 wheel: develop ## builds dist/*.whl for the TensorFlow of .venv
 	@rm -rf dist build/lib*  # otherwise setuptools would pack deleted modules
