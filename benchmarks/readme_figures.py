@@ -1,7 +1,8 @@
-"""Draws the README's figures: python -m benchmarks.readme_figures.
+"""Draws the figures of README and docs/performance.md: python -m benchmarks.readme_figures.
 
 - docs/figures/life.svg: a table from training to serving.
 - docs/figures/speed.svg: speed relative to the peers, from a committed table of benchmarks/results.
+- docs/figures/memory.svg: bytes of a row beyond its content, from the same table.
 
 The same results give the same bytes, so that a test can tell whether the figures are current.
 """
@@ -32,6 +33,12 @@ CASES = {
     "sparse forward, uniform, hotness 10": "26 tables, pooled",
     "sparse train adagrad, uniform, hotness 10": "26 tables, Adagrad",
     "sparse train adam, uniform, hotness 10": "26 tables, Adam",
+}
+
+MEMORY = {
+    "memory beyond key, vector, dim 16": "no state",
+    "memory beyond key, vector and adagrad state, dim 16": "Adagrad",
+    "memory beyond key, vector and adam state, dim 16": "Adam",
 }
 
 
@@ -74,6 +81,30 @@ def draw_speed(results: dict[str, dict[str, float]]) -> Any:
     handles, peers = axes.get_legend_handles_labels()
     names = [labels.get(peer, peer) for peer in peers]
     axes.legend(handles, names, fontsize=8, frameon=False, loc="upper left")
+    figure.tight_layout()
+    return figure
+
+
+def draw_memory(results: dict[str, dict[str, float]]) -> Any:
+    """A group of bars for each case: bytes of a row, and at the peak of growth."""
+    figure, axes = plt.subplots(figsize=(8, 2.8))
+    colors = {"tf_dynemb": OURS, "DenseHashTable": PEERS["DenseHashTable"], "TFRA": PEERS["TFRA"]}
+    for number, (name, color) in enumerate(colors.items()):
+        for position, case in enumerate(MEMORY):
+            usual, peak = results[case].get(name), results[f"{case}, peak"].get(name)
+            if usual is None or peak is None:
+                continue
+            x = position + (number - 1) * 0.27
+            label = name if position == 0 else None
+            axes.bar(x, peak, 0.24, color=color, alpha=0.35)
+            axes.bar(x, usual, 0.24, color=color, label=label)
+            text = f"{usual:.0f}" if round(usual) == round(peak) else f"{usual:.0f}, {peak:.0f}"
+            axes.text(x, peak + 4, text, ha="center", fontsize=7, color=INK)
+    axes.set_xticks(range(len(MEMORY)), MEMORY.values(), fontsize=8)
+    axes.set_ylabel("bytes per row", fontsize=8)
+    axes.tick_params(axis="y", labelsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize=8, frameon=False, loc="upper left")
     figure.tight_layout()
     return figure
 
@@ -128,14 +159,16 @@ def save(figure: Any, path: pathlib.Path) -> None:
 
 
 def main() -> None:
-    """Draws both figures."""
+    """Draws the figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=pathlib.Path, default=FIGURES, help="default: %(default)s")
     folder = parser.parse_args().folder
     folder.mkdir(parents=True, exist_ok=True)
     matplotlib.rcParams.update({"svg.hashsalt": "tf_dynemb", "svg.fonttype": "none"})
     save(draw_life(), folder / "life.svg")
-    save(draw_speed(read_results(RESULTS)), folder / "speed.svg")
+    results = read_results(RESULTS)
+    save(draw_speed(results), folder / "speed.svg")
+    save(draw_memory(results), folder / "memory.svg")
 
 
 if __name__ == "__main__":
