@@ -112,9 +112,17 @@ class Recorder:
         with contextlib.suppress(OSError):
             while True:
                 one, _ = self._server.accept()
-                other = socket.create_connection(self.place)
+                other = self._reached()
                 for pair in ((one, other), (other, one)):
                     threading.Thread(target=self._pass, args=pair, daemon=True).start()
+
+    def _reached(self):
+        """A connection to the place, when somebody listens there."""
+        for _ in range(400):
+            with contextlib.suppress(ConnectionRefusedError):
+                return socket.create_connection(self.place)
+            time.sleep(0.05)
+        raise ConnectionRefusedError(self.place)
 
     def _pass(self, source, target):
         with contextlib.suppress(OSError):
