@@ -3,7 +3,7 @@
 // The operator library of a wheel runs on older systems than it is linked on
 // (tools/old_symbols.py). It is linked with these functions instead of the system's. They are
 // hidden: no other library uses them. They are in every operator library, so that all tests run
-// with them. Where the system has a function, it is called.
+// with them. The wait calls the system's, where there is one.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <pthread.h>
