@@ -25,8 +25,9 @@ LISTS = st.one_of(
     st.lists(st.lists(st.text("ab[", max_size=2), max_size=3), max_size=4),
     st.recursive(ATOMS, lambda inner: st.lists(inner, max_size=3), max_leaves=12),
 )
+NAMES = st.text("ab\0", max_size=2) | st.text(max_size=2)
 OTHERS = st.recursive(
-    ATOMS, lambda e: st.lists(e, max_size=2) | st.dictionaries(st.text(max_size=2), e, max_size=2)
+    ATOMS, lambda e: st.lists(e, max_size=2) | st.dictionaries(NAMES, e, max_size=2)
 )
 TENSORS = st.fixed_dictionaries({"name": st.just("x"), "data": LISTS}, optional={"shape": OTHERS})
 BODIES = st.one_of(
@@ -142,6 +143,15 @@ def test_the_last_of_two_values_of_a_name():
         assert nested.parse(text.encode() + b" " * 4096) == last
     found = nested.parse(b'{"inputs": {"x": [1], "x": [2]}}' + b" " * 4096)
     assert Nested.of(found["inputs"]["x"]) == ([2], [[1]])
+
+
+@pytest.mark.parametrize(
+    "value",
+    [{"": 0, "\0": 1}, {"a\0b": 0, "a": 1}, {"a": 0, "a\0": 1}, {"inputs": [1], "inputs\0": 2}],
+)
+def test_names_with_a_nul(value):
+    for each in (value, {"inputs": [value]}, {"inputs": {"a": 0, "a\0": value}}):
+        alike(plain(large(each)), each)
 
 
 def test_rows_of_a_model_with_one_input():

@@ -87,8 +87,9 @@ class _Reader:
         if not isinstance(given, simdjson.Object) or len(given) > _MOST_NAMES:
             raise TypeError("not an object, or a large one")
         names = list(given.keys())
-        if len(set(names)) < len(names):
-            raise ValueError("two values of a name, of which simdjson would take the first")
+        # simdjson looks for a name up to its first NUL, and takes the first value found.
+        if len({name.partition("\0")[0] for name in names}) < len(names):
+            raise ValueError("two values of a name")
         return {name: read.get(name, default)(given[name]) for name in names}
 
     def _inputs(self, given: Any) -> Any:
