@@ -9,7 +9,13 @@ import sys
 import tempfile
 
 import gpu
+import hypothesis
 import pytest
+
+# The same examples each time: what passes passes again. New ones: `--hypothesis-profile=random`.
+hypothesis.settings.register_profile("random", deadline=None)
+hypothesis.settings.register_profile("same", deadline=None, derandomize=True, database=None)
+hypothesis.settings.load_profile("same")
 
 # Has the sitecustomize module of all processes.
 START = pathlib.Path(__file__).with_name("start")

@@ -151,7 +151,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=30)
 @given(steps=STEPS)
 def test_merge_of_random_chains(tmp_path_factory, steps):
     """Different numbers of ranks write the snapshots, so a key may move between shards."""

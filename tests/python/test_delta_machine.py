@@ -170,9 +170,6 @@ class DeltaMachine(stateful.RuleBasedStateMachine):
 DeltaMachine.TestCase.settings = hypothesis.settings(
     max_examples=8,
     stateful_step_count=40,
-    deadline=None,
-    derandomize=True,
-    database=None,
     suppress_health_check=list(hypothesis.HealthCheck),
 )
 TestDeltas = pytest.mark.slow(DeltaMachine.TestCase)

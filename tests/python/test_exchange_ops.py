@@ -14,7 +14,7 @@ def owner_of(keys, owner, ranks):
     return keys % ranks if owner == -2 else np.full(len(keys), owner)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.integers(0, 2**32), st.integers(1, 5), st.sampled_from([0, 1, 7, 3000]))
 def test_every_key_reaches_its_owner_once(seed, ranks, n):
     random = np.random.default_rng(seed)

@@ -124,7 +124,7 @@ COMMON = ("lookup", "step", "step", "read", "pool", "upsert")
 OPERATION = st.sampled_from([*OPERATIONS, *COMMON * 2])
 
 
-@hypothesis.settings(max_examples=20, deadline=None, database=None, derandomize=True)
+@hypothesis.settings(max_examples=20)
 @hypothesis.given(
     st.sampled_from([tf.float32, tf.bfloat16]),
     st.lists(st.tuples(OPERATION, st.integers(0, 2**32 - 1)), min_size=30, max_size=60),

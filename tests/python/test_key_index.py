@@ -8,7 +8,7 @@ import pytest
 from tf_dynemb.format import key_index
 from tf_dynemb.storage import DataLossError
 
-SETTINGS = hypothesis.settings(deadline=None, derandomize=True, max_examples=80)
+SETTINGS = hypothesis.settings(max_examples=80)
 DTYPES = (np.int64, np.int32, np.uint64, np.uint32)
 MASK = 2**64 - 1
 

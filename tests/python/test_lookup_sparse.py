@@ -10,9 +10,7 @@ import tf_dynemb as de
 
 VOCABULARY = 30
 SETTINGS = hypothesis.settings(
-    deadline=None,
     max_examples=40,
-    derandomize=True,
     suppress_health_check=list(hypothesis.HealthCheck),
 )
 

@@ -45,7 +45,7 @@ def reference(ids, table_ids):
 SHAPES = st.lists(st.integers(0, 4), min_size=1, max_size=4)
 
 
-@settings(deadline=None, derandomize=True, max_examples=60)
+@settings(max_examples=60)
 @given(SHAPES, st.integers(0, 2**32), st.booleans())
 def test_table_ids_of_any_shape(filled, shape, seed, compiled):
     rng = np.random.default_rng(seed)
@@ -56,7 +56,7 @@ def test_table_ids_of_any_shape(filled, shape, seed, compiled):
     np.testing.assert_array_equal(output, reference(ids, table_ids))
 
 
-@settings(deadline=None, derandomize=True, max_examples=20)
+@settings(max_examples=20)
 @given(st.integers(0, 9), st.integers(0, 2**32))
 def test_one_column_for_each_table(filled, batch, seed):
     ids = np.random.default_rng(seed).integers(-50, 50, [batch, 3])
@@ -67,7 +67,7 @@ def test_one_column_for_each_table(filled, batch, seed):
     np.testing.assert_array_equal(filled.forward(ids, table_ids), expected)
 
 
-@settings(deadline=None, derandomize=True, max_examples=20)
+@settings(max_examples=20)
 @given(SHAPES, st.integers(0, 2**32))
 def test_one_table_with_ids_of_any_shape(one_table, shape, seed):
     ids = np.random.default_rng(seed).integers(-50, 50, shape)

@@ -56,7 +56,6 @@ VALUES = st.recursive(
 )
 MANY = hypothesis.settings(
     max_examples=150,
-    deadline=None,
     suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
 )
 

@@ -51,7 +51,6 @@ def same(value, other):
         np.testing.assert_array_equal(one, two)
 
 
-@hypothesis.settings(deadline=None)
 @hypothesis.given(BAGS)
 def test_bags_are_those_of_tensorflow(bags):
     expected = tf.ragged.constant(bags, dtype=tf.int64, ragged_rank=1)
@@ -62,7 +61,6 @@ def test_bags_are_those_of_tensorflow(bags):
     assert found[2].tolist() == expected.dense_shape.numpy().tolist()
 
 
-@hypothesis.settings(deadline=None)
 @hypothesis.given(st.lists(BAGS, min_size=1, max_size=4))
 def test_joined_rows_are_the_rows(parts):
     whole = [bag for part in parts for bag in part]

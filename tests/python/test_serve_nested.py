@@ -76,7 +76,7 @@ def alike(found, expected):
         assert found == expected
 
 
-@hypothesis.settings(deadline=None, max_examples=1000)
+@hypothesis.settings(max_examples=1000)
 @hypothesis.given(BODIES)
 def test_a_body_is_what_orjson_reads(value):
     body = json.dumps(value).encode()

@@ -79,7 +79,7 @@ class Trainer:
 ACTIONS = st.sampled_from(["base", "delta", "delta", "delta", "merge", "rollback", "publish"])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.tuples(ACTIONS, st.sets(st.integers(0, 19), max_size=5)), max_size=12))
 def test_a_copy_follows_its_chain(tmp_path_factory, steps):
     """Whatever happens to the chain between two calls; so do readers that follow the copy."""

@@ -206,7 +206,7 @@ def steps(draw):
     ]
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40)
 @given(steps=steps(), ranks=st.integers(1, 2))
 def test_random_sequences_of_snapshots(tmp_path_factory, steps, ranks):
     path = tmp_path_factory.mktemp("chain")

@@ -82,7 +82,7 @@ def test_a_thin_copy_there_and_back(capsys, tmp_path, s3):
 ACTIONS = st.sampled_from(["base", "delta", "delta", "merge", "put", "put", "get"])
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.tuples(ACTIONS, st.sets(st.integers(0, 19), max_size=5)), max_size=14))
 def test_copies_follow(tmp_path_factory, steps):
     """Whatever happens to the chain between two calls."""

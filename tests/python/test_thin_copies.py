@@ -123,7 +123,7 @@ CONDITIONS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     where=CONDITIONS,
     most=st.sampled_from([0, 1, 5, 12, 130]),

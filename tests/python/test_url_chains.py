@@ -73,7 +73,7 @@ ACTIONS = st.sampled_from(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.lists(st.tuples(ACTIONS, st.sets(st.integers(0, 20), min_size=1, max_size=6)), max_size=10)
 )

@@ -121,7 +121,7 @@ def encode_and_decode(vectors, stored_as):
     return decode(encode(vectors, stored_as), vectors.shape[1])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     rows=st.integers(1, 3000),
     width=st.sampled_from([None, 1, 5, 130]),

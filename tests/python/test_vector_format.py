@@ -180,7 +180,7 @@ FORMATS_OF_CHAIN = st.lists(st.sampled_from([*FORMATS]), min_size=1, max_size=7)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     dimension=st.sampled_from([1, 2, 3, 4, 7, 16, 33, 64, 300]),
     stored=FORMATS_OF_CHAIN,
