@@ -38,23 +38,33 @@ class BazelBuild(build_ext):
         """The library is not a Python module: its name has TensorFlow's version, not Python's."""
         return fullname.replace(".", "/") + f"_tf{_minor()}.so"
 
+    def copy_extensions_to_source(self) -> None:
+        """The library for drivers of CUDA 12 is none of setuptools' extensions."""
+        super().copy_extensions_to_source()
+        name = library.member(_minor(), cuda12=True)
+        built = pathlib.Path(self.build_lib, name)
+        _replace(ROOT / name, built if built.exists() else None)
+
     def build_extension(self, ext: Extension) -> None:
         target = pathlib.Path(self.get_ext_fullpath(ext.name))
         target.parent.mkdir(parents=True, exist_ok=True)
-        # Replaced, not overwritten: a process that has the old library loaded keeps it.
-        partial = target.with_suffix(".partial")
+        cuda12 = pathlib.Path(self.build_lib, library.member(_minor(), cuda12=True))
         sources = library.sources_hash()
         wheel = os.environ.get("DYNEMB_PREBUILT", "") if self.for_checkout else ""
         if wheel:
+            partial = target.with_suffix(".partial")
             try:
                 library.take(pathlib.Path(wheel), _minor(), partial)
             except library.LibraryError as error:
                 raise SetupError(str(error)) from None
-        else:
-            shutil.copyfile(_compiled(), partial)
-        partial.replace(target)
-        if not self.for_checkout:
-            target.with_suffix(library.STAMP).write_text(sources + "\n", encoding="utf-8")
+            partial.replace(target)
+            cuda12.unlink(missing_ok=True)
+            return
+        compiled, for_cuda12 = _compiled()
+        for path, built in ((target, compiled), (cuda12, for_cuda12)):
+            _replace(path, built)
+            if path.exists() and not self.for_checkout:
+                path.with_suffix(library.STAMP).write_text(sources + "\n", encoding="utf-8")
 
 
 def _minor() -> str:
@@ -64,24 +74,41 @@ def _minor() -> str:
         raise SetupError(str(error)) from None
 
 
-def _compiled() -> pathlib.Path:
-    """Compiles the library; returns its path."""
+def _replace(target: pathlib.Path, source: pathlib.Path | None) -> None:
+    """Copies a library; without one, removes the earlier one.
+
+    It is not overwritten: a process that has the old library loaded keeps it.
+    """
+    if source is None:
+        target.unlink(missing_ok=True)
+        return
+    partial = target.with_suffix(".partial")
+    shutil.copyfile(source, partial)
+    partial.replace(target)
+
+
+def _compiled() -> tuple[pathlib.Path, pathlib.Path | None]:
+    """Compiles the libraries: returns their paths; None for drivers of CUDA 12 if there is none."""
     bazel = shutil.which("bazel") or shutil.which("bazelisk")
     if bazel is None:
         raise SetupError(NO_BAZEL)
     try:
         flags = find_tensorflow.bazel_flags()
-        label = library.TARGETS[library.wants_device_code()]
+        labels = [library.TARGETS[library.wants_device_code()]]
+        labels += [library.CUDA12] * library.wants_cuda12()
     except (find_tensorflow.TensorFlowError, library.LibraryError) as error:
         raise SetupError(str(error)) from None
     flags += shlex.split(os.environ.get("DYNEMB_BAZEL_FLAGS", ""))
-    command = [bazel, "build", *flags, label]
+    command = [bazel, "build", *flags, *labels]
     if subprocess.run(command, cwd=ROOT).returncode:
         raise SetupError(
             f"`{shlex.join(command)}` failed; see above. If the only errors are warnings of a "
             "compiler newer than ours, set DYNEMB_BAZEL_FLAGS=--config=no-werror."
         )
-    return ROOT / "bazel-bin" / label.removeprefix("//").replace(":", "/")
+    built = [ROOT / "bazel-bin" / label.removeprefix("//").replace(":", "/") for label in labels]
+    # Without nvcc or clang, it has no device code.
+    cuda12 = [path for path in built[1:] if library.has_device_code(path)]
+    return built[0], cuda12[0] if cuda12 else None
 
 
 class PlatformWheel(bdist_wheel):

@@ -1,12 +1,13 @@
-"""@local_cuda: nvcc and its toolkit, or the reason why nothing is built for CUDA.
+"""@local_cuda: nvcc and its toolkit, or the reason why nothing is built for CUDA; and clang.
 
-Targets with device code have it if nvcc is found. (Which of them setup.py builds, library.py says.) The environment, or
---repo_env=NAME=VALUE, sets:
+Targets with device code have it if nvcc is found. (Which of them setup.py builds, library.py says.) Targets whose names end in
+cuda12 need nvcc and clang 19. The environment, or --repo_env=NAME=VALUE, sets:
 
   TF_DYNEMB_CUDA                 0: never build CUDA; 1 (as --config=cuda): fail if there is no nvcc; nvcc: as if it were not set
   TF_DYNEMB_CUDA_ARCHITECTURES   the architectures, "80,90" by default; the last one is also compiled to PTX, which the
                                  driver compiles for newer GPUs
   NVCC                           the compiler, if it is neither on PATH nor where CUDA installs it
+  CLANG                          clang, if it is not clang++-19 on PATH
 """
 
 _PLACES = ["/usr/local/cuda/bin/nvcc", "/usr/local/bin/nvcc"]
@@ -46,14 +47,34 @@ cc_library(name = "runtime")
 
 def _off(ctx, why):
     ctx.file("BUILD", _OFF)
-    _defs(ctx, nvcc = "", flags = [], summary = "skipped: " + why)
+    _defs(ctx, nvcc = "", fatbinary = "", flags = [], summary = "skipped: " + why)
 
-def _defs(ctx, nvcc, flags, summary):
-    ctx.file("defs.bzl", "NVCC = %s\n\nARCHITECTURE_FLAGS = %s\n\nCUDA_SUMMARY = %s\n" % (
-        repr(nvcc),
-        repr(flags),
-        repr(summary),
-    ))
+def _architectures(ctx):
+    names = (ctx.os.environ.get("TF_DYNEMB_CUDA_ARCHITECTURES", "") or _ARCHITECTURES).split(",")
+    return [name.strip() for name in names]
+
+# The path of clang, and the first line of its version; both are empty without clang.
+def _clang(ctx):
+    clang = ctx.os.environ.get("CLANG", "") or str(ctx.which("clang++-19") or "")
+    if not clang:
+        return "", ""
+    version = ctx.execute([clang, "--version"])
+    if version.return_code:
+        fail("CLANG: %s does not work: %s" % (clang, version.stderr))
+    return clang, version.stdout.splitlines()[0]
+
+def _defs(ctx, nvcc, fatbinary, flags, summary):
+    clang, clang_summary = _clang(ctx)
+    values = {
+        "NVCC": nvcc,
+        "FATBINARY": fatbinary,
+        "ARCHITECTURES": _architectures(ctx),
+        "ARCHITECTURE_FLAGS": flags,
+        "CUDA_SUMMARY": summary,
+        "CLANG": clang,
+        "CLANG_SUMMARY": clang_summary,
+    }
+    ctx.file("defs.bzl", "".join(["%s = %r\n" % item for item in values.items()]))
 
 def _architecture_flags(names):
     for name in names:
@@ -114,15 +135,16 @@ def _cuda_configure_impl(ctx):
     ctx.symlink(_first(ctx, libraries, "libcudart_static.a", nvcc), "libcudart_static.a")
     ctx.file("BUILD", _ON)
 
-    names = (ctx.os.environ.get("TF_DYNEMB_CUDA_ARCHITECTURES", "") or _ARCHITECTURES).split(",")
+    names = _architectures(ctx)
     sanitizers = [ctx.which("compute-sanitizer")] + [ctx.path(top + "/bin/compute-sanitizer") for top in tops]
     sanitizers = [str(place) for place in sanitizers if place and place.exists]
     _defs(
         ctx,
         nvcc = nvcc,
-        flags = _architecture_flags([name.strip() for name in names]),
+        fatbinary = str(_first(ctx, [top + "/bin" for top in tops], "fatbinary", nvcc)),
+        flags = _architecture_flags(names),
         summary = "compiled for %s and PTX by %s %s; %s" % (
-            ", ".join(["sm_" + name.strip() for name in names]),
+            ", ".join(["sm_" + name for name in names]),
             nvcc,
             release,
             sanitizers[0] if sanitizers else "no compute-sanitizer",
@@ -132,6 +154,6 @@ def _cuda_configure_impl(ctx):
 cuda_configure = repository_rule(
     implementation = _cuda_configure_impl,
     doc = "Asks nvcc, if there is one, where its headers and its runtime library are.",
-    environ = ["NVCC", "PATH", "TF_DYNEMB_CUDA", "TF_DYNEMB_CUDA_ARCHITECTURES"],
+    environ = ["CLANG", "NVCC", "PATH", "TF_DYNEMB_CUDA", "TF_DYNEMB_CUDA_ARCHITECTURES"],
     local = True,
 )

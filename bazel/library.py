@@ -7,7 +7,8 @@ a GPU and nvcc, unless TF_DYNEMB_CUDA in the environment says otherwise:
 
   0       never
   1       always; a missing nvcc is an error
-  nvcc    if nvcc is found, with or without a GPU
+  nvcc    if nvcc is found, with or without a GPU; and a second library for drivers of CUDA 12, if
+          clang is found, too
 
 A library that a wheel in dist/ brings spares the compiler if it is the one that compiling would
 give: of this version, for this TensorFlow and this machine, from the same C++ sources. The wheel's
@@ -28,6 +29,7 @@ import find_tensorflow
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TARGETS = {False: "//cc/tf:_dynemb_ops_host.so", True: "//cc/tf:_dynemb_ops.so"}
+CUDA12 = "//cc/tf:_dynemb_ops_cuda12.so"
 
 # A file beside the library of a wheel, with the hash of the sources that it was compiled from.
 STAMP = ".sources"
@@ -66,6 +68,11 @@ def wants_device_code(
     return gpu_is_there(root) if said == "" else said != "0"
 
 
+def wants_cuda12(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether a library for drivers of CUDA 12 is compiled, too, as far as it can be."""
+    return environ.get("TF_DYNEMB_CUDA") == "nvcc"
+
+
 def has_device_code(library: pathlib.Path) -> bool:
     """Whether a library has kernels for a GPU."""
     return _DEVICE_CODE in library.read_bytes()
@@ -93,9 +100,9 @@ def _source_files(root: pathlib.Path) -> Iterator[pathlib.Path]:
                 yield path
 
 
-def member(minor: str) -> str:
-    """The name in a wheel of the library for a TensorFlow, such as "2.21"."""
-    return f"tf_dynemb/_dynemb_ops_tf{minor}.so"
+def member(minor: str, cuda12: bool = False) -> str:
+    """The name in a wheel of the library for a TensorFlow, such as "2.21", and for a driver."""
+    return f"tf_dynemb/_dynemb_ops_tf{minor}{'_cuda12' * cuda12}.so"
 
 
 def why_not(wheel: pathlib.Path, root: pathlib.Path = ROOT, device: bool | None = None) -> str:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tf_dynemb.lookup.prefetch import prefetch_lookup
     from tf_dynemb.optimizers.rowwise_adagrad import RowwiseAdagrad
     from tf_dynemb.optimizers.wrapper import OptimizerWrapper
+    from tf_dynemb.parallel.placement import GpuInfo, gpu_info
     from tf_dynemb.persistence.apply_delta import apply_delta
     from tf_dynemb.persistence.dump import dump, incremental_dump
     from tf_dynemb.persistence.load import load
@@ -47,6 +48,7 @@ __all__ = [
     "SGD",
     "DynamicVariable",
     "Frequency",
+    "GpuInfo",
     "OptimizerWrapper",
     "Probability",
     "RowwiseAdagrad",
@@ -64,6 +66,7 @@ __all__ = [
     "export_saved_model",
     "filter_variables",
     "from_keras",
+    "gpu_info",
     "incremental_dump",
     "incremental_model_dump",
     "init",
@@ -86,6 +89,7 @@ __all__ = [
 _HOMES = {
     "DynamicVariable": "variables.dynamic",
     "Frequency": "tables.admission_options",
+    "GpuInfo": "parallel.placement",
     "OptimizerWrapper": "optimizers.wrapper",
     "Probability": "tables.admission_options",
     "RowwiseAdagrad": "optimizers.rowwise_adagrad",
@@ -103,6 +107,7 @@ _HOMES = {
     "export_saved_model": "saved_models.export",
     "filter_variables": "variables.unwrap",
     "from_keras": "layers.conversion",
+    "gpu_info": "parallel.placement",
     "incremental_dump": "persistence.dump",
     "incremental_model_dump": "persistence.model_dump",
     "init": "ranks.start",

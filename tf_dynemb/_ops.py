@@ -24,6 +24,7 @@ except ImportError as error:  # pragma: no cover - needs an environment without 
 
 from tensorflow.python.eager import context
 
+from tf_dynemb import _gpu
 from tf_dynemb._version import TENSORFLOW_VERSIONS
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -34,7 +35,16 @@ CPU = "/device:CPU:0"
 
 
 def library_path(version: str) -> pathlib.Path:
-    """Returns the operator library that was built for a version of TensorFlow.
+    """Returns the operator library for a version of TensorFlow and this machine's driver.
+
+    Raises:
+        ImportError: there is none; the message says which versions there are libraries for.
+    """
+    return chosen_library(version)[0]
+
+
+def chosen_library(version: str) -> tuple[pathlib.Path, str]:
+    """Returns the same, and what decided between the libraries of a version of TensorFlow.
 
     Raises:
         ImportError: there is none; the message says which versions there are libraries for.
@@ -48,7 +58,7 @@ def library_path(version: str) -> pathlib.Path:
             f"`tensorflow=={TENSORFLOW_VERSIONS[-1]}.*` (one of the two)."
         )
     if not path.exists():
-        built = [p.stem.removeprefix("_dynemb_ops_tf") for p in FOLDER.glob("_dynemb_ops_tf*.so")]
+        built = {p.stem.split("_tf")[1].split("_")[0] for p in FOLDER.glob("_dynemb_ops_tf*.so")}
         has = (
             f"has operators for TensorFlow {', '.join(sorted(built))}" if built else "is not built"
         )
@@ -56,7 +66,7 @@ def library_path(version: str) -> pathlib.Path:
             f"TensorFlow {version} is installed, but this tf_dynemb {has}: install the wheel, or "
             "build it in a checkout with `make build`."
         )
-    return path
+    return _gpu.choose(path, _gpu.driver_version())
 
 
 def not_converted(function: _Function) -> _Function:

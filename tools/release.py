@@ -247,6 +247,15 @@ def has_device_code(wheel: Path) -> bool:
         return any(b".nv_fatbin" in content.read(name) for name in libraries)
 
 
+def device_code(wheel: Path) -> str:
+    """Returns a text about the drivers that a wheel has kernels for."""
+    if not has_device_code(wheel):
+        return "without device code"
+    with zipfile.ZipFile(wheel) as content:
+        both = any(name.endswith("_cuda12.so") for name in content.namelist())
+    return f"with device code for drivers of CUDA {'12 and 13' if both else '13'}"
+
+
 # Processes.
 
 
@@ -452,8 +461,7 @@ def summary(release: Release, dist: Path) -> list[str]:
     """Returns lines about the files, and about what was not tried."""
     lines = []
     for path in sorted(dist.iterdir()):
-        device = path.suffix == ".whl" and has_device_code(path)
-        kind = f", {'with' if device else 'without'} device code" if path.suffix == ".whl" else ""
+        kind = f", {device_code(path)}" if path.suffix == ".whl" else ""
         lines.append(f"  {path.name}, {path.stat().st_size:,} bytes{kind}")
     left = pairs_of(release.pairs.read_text("utf-8"))[1] if release.pairs.exists() else []
     if left:

@@ -4,15 +4,15 @@
 #include "cc/device/cuda_algorithms.h"
 
 namespace dynemb {
-namespace {
+namespace internal_cuda_device {
 
 __global__ void AnyKernel() {}
 
-}  // namespace
+}  // namespace internal_cuda_device
 
 int FindCudaKernels() {
   cudaFuncAttributes attributes;
-  return cudaFuncGetAttributes(&attributes, AnyKernel);
+  return cudaFuncGetAttributes(&attributes, internal_cuda_device::AnyKernel);
 }
 
 int CudaExclusiveSum(void* storage, size_t* bytes, uint32_t* values, uint32_t n,

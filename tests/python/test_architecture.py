@@ -193,7 +193,7 @@ def test_serving_needs_no_tensorflow():
 
 
 # The modules outside the rooms that the docstring of any room may name. No room imports others.
-FOR_ALL = {"_aliases", "_html", "_ops", "_presence", "_version", "_warn", "communicator"}
+FOR_ALL = {"_aliases", "_gpu", "_html", "_ops", "_presence", "_version", "_warn", "communicator"}
 # This bound finds rooms that need a look. It is no target.
 MOST_MODULES = 16  # in a folder, including `__init__`
 

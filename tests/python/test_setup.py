@@ -31,8 +31,10 @@ pytestmark = pytest.mark.skipif(
 )
 
 MEMBER = f"tf_dynemb/_dynemb_ops_tf{TENSORFLOW_VERSION}.so"
+MEMBER12 = f"tf_dynemb/_dynemb_ops_tf{TENSORFLOW_VERSION}_cuda12.so"
 REAL = pathlib.Path(tf_dynemb.__file__).parents[1] / MEMBER
 HOST, DEVICE = "//cc/tf:_dynemb_ops_host.so", "//cc/tf:_dynemb_ops.so"
+CUDA12 = "//cc/tf:_dynemb_ops_cuda12.so"
 RANKS = ("test",)  # the targets that start ranks
 
 
@@ -242,11 +244,13 @@ class TestDeviceCode:
 # mark of device code, which the real one may have, is taken out.
 BAZEL = f"""
 echo "bazel $*" >>calls.txt
-name=${{!#}}
 mkdir -p bazel-bin/cc/tf
-cp {REAL} bazel-bin/cc/tf/${{name##*:}}
-LC_ALL=C sed -i 's/[.]nv_fatbin/.nv_nobody/g' bazel-bin/cc/tf/${{name##*:}}
-echo "$name ${{DEVICE_CODE:-}}" >>bazel-bin/cc/tf/${{name##*:}}
+for name; do
+  case $name in //*) ;; *) continue ;; esac
+  cp {REAL} bazel-bin/cc/tf/${{name##*:}}
+  LC_ALL=C sed -i 's/[.]nv_fatbin/.nv_nobody/g' bazel-bin/cc/tf/${{name##*:}}
+  echo "$name ${{DEVICE_CODE:-}}" >>bazel-bin/cc/tf/${{name##*:}}
+done
 """
 
 
@@ -281,16 +285,37 @@ def make_wheel(checkout, **environment):
 
 class TestBuild:
     @pytest.mark.parametrize(
-        ("said", "target"), [("", HOST), ("0", HOST), ("1", DEVICE), ("nvcc", DEVICE)]
+        ("said", "targets"),
+        [("", [HOST]), ("0", [HOST]), ("1", [DEVICE]), ("nvcc", [DEVICE, CUDA12])],
     )
-    def test_the_target(self, checkout, library, said, target):
+    def test_the_target(self, checkout, library, said, targets):
         if said == "" and library.gpu_is_there():
             pytest.skip("there is a GPU")
         done = setup_py(checkout, "build_ext", "--inplace", TF_DYNEMB_CUDA=said)
         assert done.returncode == 0, done.stderr
         (call,) = (checkout / "calls.txt").read_text().splitlines()
-        assert call.split()[-1] == target
-        assert target.encode() in (checkout / MEMBER).read_bytes()[-60:]
+        assert [word for word in call.split() if word.startswith("//")] == targets
+        assert targets[0].encode() in (checkout / MEMBER).read_bytes()[-60:]
+        assert not (checkout / MEMBER12).exists()  # it has no device code
+
+    def test_a_library_for_drivers_of_cuda_12(self, checkout):
+        both = {"TF_DYNEMB_CUDA": "nvcc", "DEVICE_CODE": ".nv_fatbin"}
+        done = setup_py(checkout, "build_ext", "--inplace", **both)
+        assert done.returncode == 0, done.stderr
+        assert CUDA12.encode() in (checkout / MEMBER12).read_bytes()[-60:]
+        wheel = make_wheel(checkout, **both)
+        with zipfile.ZipFile(wheel) as content:
+            for name, target in ((MEMBER, DEVICE), (MEMBER12, CUDA12)):
+                assert target.encode() in content.read(name)[-60:]
+                assert content.read(f"{name.removesuffix('.so')}.sources")
+        # The next library is of other sources: there is none beside it that is not.
+        done = setup_py(checkout, "build_ext", "--inplace", TF_DYNEMB_CUDA="0")
+        assert done.returncode == 0, done.stderr
+        assert HOST.encode() in (checkout / MEMBER).read_bytes()[-60:]
+        assert not (checkout / MEMBER12).exists()
+        wheel.unlink()
+        with zipfile.ZipFile(make_wheel(checkout, TF_DYNEMB_CUDA="0")) as content:
+            assert MEMBER12 not in content.namelist()
 
     def test_both_targets_are_there_with_and_without_nvcc(self):
         """So that one can follow the other without compiling the host's code again."""

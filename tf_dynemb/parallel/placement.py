@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import tensorflow as tf
 from tensorflow.python.eager import context
 from tensorflow.python.framework import kernels
 
-from tf_dynemb import _ops
+from tf_dynemb import _gpu, _ops
 from tf_dynemb._warn import warn
 
 CPU = _ops.CPU
@@ -93,6 +93,40 @@ def has_gpu_kernels() -> bool:
     _ops.library()
     registered = kernels.get_registered_kernels_for_op("DynembTable").kernel
     return any(kernel.device_type == "GPU" for kernel in registered)
+
+
+class GpuInfo(NamedTuple):
+    """The operator library of this process, and why it is this one.
+
+    Attributes:
+        driver: the newest CUDA version that the NVIDIA driver supports, such as "12.4"; None
+            without a driver.
+        library: the path of the operator library.
+        device_code: whether this library has code for GPUs.
+        reason: a sentence that says what decided.
+    """
+
+    driver: str | None
+    library: str
+    device_code: bool
+    reason: str
+
+
+def gpu_info() -> GpuInfo:
+    """Returns which operator library this process uses, and why.
+
+    A wheel has two libraries: one for drivers of CUDA 13, and one for drivers of CUDA 12. Call this
+    if tables are in host memory although the machine has a GPU, or cannot be created on it. Which
+    GPUs TensorFlow sees, `tf.config.list_physical_devices("GPU")` says.
+    """
+    library, reason = _ops.chosen_library(tf.__version__)
+    driver = _gpu.driver_version()
+    return GpuInfo(
+        None if driver is None else _gpu.version_text(driver),
+        str(library),
+        has_gpu_kernels(),
+        reason if has_gpu_kernels() else f"{reason} The library has no code for GPUs.",
+    )
 
 
 def device_of(table: Placed | tf.Variable) -> str:
