@@ -136,8 +136,8 @@ class Benchmark {
       next += n_;
       Require(table->Upsert(exec_, KeySpan(keys_, n_), vectors_, ++tick_));
     });
-    // As the outputs of an operator: page-locked memory that is used again.
-    typename Device::HostRange keys_out, vectors_out, scores_out;
+    // As the outputs of an operator: in the device's memory.
+    typename Device::Range keys_out, vectors_out, scores_out;
     for (const auto& [range, bytes] :
          {std::pair{&keys_out, 8.0}, {&vectors_out, vector}, {&scores_out, 8.0}}) {
       const size_t all = n_ * static_cast<size_t>(bytes);
@@ -151,7 +151,7 @@ class Benchmark {
     measure("insert_and_evict", kProbe + 4 + vector, [&](int) {
       bench_.ForEach(n_, MakeKeys{next, keys_});
       next += n_;
-      EvictedRows evicted(row, columns);
+      EvictedRows evicted(row, columns, EvictedRows::Memory::kDevice);
       Require(table->InsertAndEvict(exec_, KeySpan(keys_, n_), ++tick_, rows_, &evicted));
     });
     if (hbm_share < 1.0) {

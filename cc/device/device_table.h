@@ -403,6 +403,8 @@ class DeviceTable final : public ColdTable {
   // the number of them before rows[i].
   void CopyEvicted(Work& work, const RowId* rows, const Score* scores, const uint32_t* sums,
                    size_t n, uint32_t total, Tick tick);
+  // Copies n rows to columns in host memory. The caller waits.
+  void CopyColumns(Work& work, const RowId* rows, uint32_t n, const TickColumns& to);
   // Forgets the oldest deletions, if there are many for the size of the table.
   void TrimDeletions();
   // Waits for the work so far, and returns a copy of a device array of n elements.

@@ -175,35 +175,33 @@ template <class Device>
 void DeviceTable<Device>::CopyEvicted(Work& work, const RowId* rows, const Score* scores,
                                       const uint32_t* sums, size_t n, uint32_t total, Tick tick) {
   const RowLayout& l = store_.layout;
-  const size_t row_bytes = l.key_size + l.vector_bytes() + l.state_bytes();
-  const size_t chunk =
-      std::min<size_t>(total, std::max<size_t>(1, device::kCopyPinned / row_bytes));
+  const bool on_device = evicted_->memory() == EvictedRows::Memory::kDevice;
   uint64_t* const sorted = work.template Take<uint64_t>(total);
   uint32_t* const positions = work.template Take<uint32_t>(total);
   RowId* const ids = work.template Take<RowId>(total);
-  int64_t* const listed = work.template Take<int64_t>(total);
-  char* const keys = work.template Take<char>(chunk * l.key_size);
-  char* const vectors = work.template Take<char>(chunk * l.vector_bytes());
-  float* const state = work.template Take<float>(chunk * static_cast<size_t>(l.state_width));
+  int64_t* const listed = on_device ? nullptr : work.template Take<int64_t>(total);
   if (!work.status().ok()) return;
   const TickColumns& to = evicted_->Place(total);
   work.ForEach(n, device::ListEvictedKeys{View(), rows, sums, sorted, positions});
   work.SortPairs(sorted, positions, total, static_cast<int>(8 * l.key_size));
+  if (on_device) {
+    if (to.keys != nullptr) {
+      work.ForEach(total, device::ListEvictedRows{rows, scores, positions, stamps_,
+                                                  scoring_.by_time(), ids, to.scores});
+      work.ForRows(
+          total, device::QuadsOfBytes(l.stride),
+          device::ReadColumns{View(), ids, {to.keys, to.vectors, to.state, nullptr, nullptr}});
+    }
+    if (!tracking()) return;
+    const std::vector<uint64_t> lost = ToHost(work, sorted, total);
+    if (!work.status().ok()) return;
+    for (uint64_t key : lost) deletions().Add(tick, key, Removal::kEvict);
+    return;
+  }
   work.ForEach(total, device::ListEvictedRows{rows, scores, positions, stamps_, scoring_.by_time(),
                                               ids, listed});
   work.Copy(to.scores, listed, total * sizeof(*listed));
-  // In pieces, so that the stream's workspace stays small. If the columns are page-locked, nothing
-  // waits in between.
-  for (size_t begin = 0; begin < total; begin += chunk) {
-    const size_t num = std::min(chunk, total - begin);
-    work.ForRows(
-        num, device::QuadsOfBytes(l.stride),
-        device::ReadColumns{View(), ids + begin, {keys, vectors, state, nullptr, nullptr}});
-    work.Copy(static_cast<char*>(to.keys) + begin * l.key_size, keys, num * l.key_size);
-    work.Copy(static_cast<char*>(to.vectors) + begin * l.vector_bytes(), vectors,
-              num * l.vector_bytes());
-    work.Copy(to.state + begin * static_cast<size_t>(l.state_width), state, num * l.state_bytes());
-  }
+  CopyColumns(work, ids, total, to);
   if (!work.Synchronize().ok()) return;
   if (tracking()) {
     const KeySpan lost(options_.key_type, to.keys, total);
@@ -211,6 +209,31 @@ void DeviceTable<Device>::CopyEvicted(Work& work, const RowId* rows, const Score
   }
   SerialExec serial;
   if (catch_up_.active()) catch_up_.BringColumns(serial, l, total, to.vectors, to.state);
+}
+
+// In pieces, so that the stream's workspace stays small. If the columns are page-locked, nothing
+// waits in between.
+template <class Device>
+void DeviceTable<Device>::CopyColumns(Work& work, const RowId* rows, uint32_t n,
+                                      const TickColumns& to) {
+  const RowLayout& l = store_.layout;
+  const size_t row_bytes = l.key_size + l.vector_bytes() + l.state_bytes();
+  const size_t chunk = std::min<size_t>(n, std::max<size_t>(1, device::kCopyPinned / row_bytes));
+  const auto width = static_cast<size_t>(l.state_width);
+  char* const keys = work.template Take<char>(chunk * l.key_size);
+  char* const vectors = work.template Take<char>(chunk * l.vector_bytes());
+  float* const state = work.template Take<float>(chunk * width);
+  if (!work.status().ok()) return;
+  for (size_t begin = 0; begin < n; begin += chunk) {
+    const size_t num = std::min(chunk, n - begin);
+    work.ForRows(
+        num, device::QuadsOfBytes(l.stride),
+        device::ReadColumns{View(), rows + begin, {keys, vectors, state, nullptr, nullptr}});
+    work.Copy(static_cast<char*>(to.keys) + begin * l.key_size, keys, num * l.key_size);
+    work.Copy(static_cast<char*>(to.vectors) + begin * l.vector_bytes(), vectors,
+              num * l.vector_bytes());
+    work.Copy(to.state + begin * width, state, num * l.state_bytes());
+  }
 }
 
 template <class Device>

@@ -405,8 +405,23 @@ Status DeviceTable<Device>::InsertAndEvict(Exec& exec, KeySpan keys, Tick tick, 
     EvictedRows** slot;
     ~Wanted() { *slot = nullptr; }
   } wanted{&evicted_};
-  evicted_ = evicted;
-  return FindOrInsert(exec, keys, tick, rows);
+  // Rows from files, and those that make up for missed steps, are in host memory first.
+  const bool directly =
+      evicted->memory() == EvictedRows::Memory::kHost || (cold_ == nullptr && !catch_up_.active());
+  EvictedRows on_host(layout());
+  evicted_ = directly ? evicted : &on_host;
+  DYNEMB_RETURN_IF_ERROR(FindOrInsert(exec, keys, tick, rows));
+  if (directly) return Status();
+  const TickColumns& from = on_host.Finish();
+  const size_t n = on_host.size();
+  const TickColumns& to = evicted->Place(n);
+  if (n == 0 || to.keys == nullptr) return Status();
+  Work work(*this, &exec, Work::Reports::kYes);
+  work.Copy(to.keys, from.keys, n * layout().key_size);
+  work.Copy(to.vectors, from.vectors, n * layout().vector_bytes());
+  work.Copy(to.state, from.state, n * layout().state_bytes());
+  work.Copy(to.scores, from.scores, n * sizeof(*from.scores));
+  return work.Synchronize();
 }
 
 template <class Device>

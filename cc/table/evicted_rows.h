@@ -1,7 +1,8 @@
 // EvictedRows: copies of the rows that a batch evicts, with their scores, as columns in ascending
 // order of the keys' bit patterns. The order is therefore the same for any number of threads.
 //
-// A table adds the rows one by one (Add), or writes the columns itself (Place).
+// A table adds the rows one by one (Add), or writes the columns itself (Place). If the columns are
+// in the memory of the table's device, it always does the latter.
 #ifndef DYNEMB_TABLE_EVICTED_ROWS_H_
 #define DYNEMB_TABLE_EVICTED_ROWS_H_
 
@@ -24,13 +25,19 @@ namespace dynemb {
 
 class EvictedRows {
  public:
-  // Returns columns for n rows in host memory, without updates. Called once, when the number of
-  // rows is known, and may throw std::bad_alloc.
+  // Where the columns are. If `allocate` is null, they are members in host memory, which live as
+  // long as this object.
+  enum class Memory { kHost, kDevice };
+
+  // Returns columns for n rows, without updates. Called once, when the number of rows is known, and
+  // may throw std::bad_alloc. Columns of a device can be null: the rows are lost, then.
   using Allocate = std::function<TickColumns(size_t n)>;
 
-  // Null `allocate`: the arrays are members, which live as long as this object.
-  explicit EvictedRows(const RowLayout& layout, Allocate allocate = nullptr)
-      : layout_(layout), allocate_(std::move(allocate)) {}
+  explicit EvictedRows(const RowLayout& layout, Allocate allocate = nullptr,
+                       Memory memory = Memory::kHost)
+      : layout_(layout), allocate_(std::move(allocate)), memory_of_columns_(memory) {}
+
+  Memory memory() const { return memory_of_columns_; }
 
   // Makes room for n more rows, so that adding them does not throw.
   void Reserve(size_t n) {
@@ -98,6 +105,7 @@ class EvictedRows {
   const TickColumns& Finish() {
     if (placed_) return columns_;
     const size_t n = keys_.size();
+    if (memory_of_columns_ == Memory::kDevice) return Place(n);  // none were added
     std::vector<size_t> order(n);
     std::iota(order.begin(), order.end(), size_t{0});
     std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return keys_[a] < keys_[b]; });
@@ -133,6 +141,7 @@ class EvictedRows {
 
   const RowLayout layout_;
   const Allocate allocate_;
+  const Memory memory_of_columns_;
   std::mutex mutex_;
   // The rows that were added.
   std::vector<uint64_t> keys_;

@@ -236,14 +236,19 @@ class InsertAndEvictOp : public OneTableOp {
     TF_RETURN_IF_ERROR(MakeExec(ctx, &exec));
     TableLock lock({&table}, TableLock::Mode::kExclusive);
     // The table is changing when it knows how many rows it evicts. If there is no memory for the
-    // outputs then, the rows go to an array, so that the table remains consistent.
+    // outputs then, the rows go to an array, or on a GPU nowhere, so that the table remains
+    // consistent.
     absl::Status allocated;
     EvictedRows instead(table.layout());
-    EvictedRows evicted(table.layout(), [&](size_t num) {
+    const EvictedRows::Memory memory =
+        OnGpu(ctx) ? EvictedRows::Memory::kDevice : EvictedRows::Memory::kHost;
+    const auto allocate = [&](size_t num) {
       TickColumns to;
       allocated = AllocateColumns(ctx, table, num, &to);
-      return allocated.ok() ? to : instead.Place(num);
-    });
+      if (allocated.ok()) return to;
+      return memory == EvictedRows::Memory::kHost ? instead.Place(num) : TickColumns{};
+    };
+    EvictedRows evicted(table.layout(), allocate, memory);
     DYNEMB_RETURN_IF_LIBRARY_ERROR(
         table.InsertAndEvict(*exec, KeysOf(keys), ProcessClock().Next(), rows, &evicted));
     evicted.Finish();
@@ -422,12 +427,7 @@ DYNEMB_REGISTER_GPU_KERNEL(GPU("DynembReadRows"), ReadRowsOp);
 DYNEMB_REGISTER_GPU_KERNEL(GPU("DynembWriteRows").HostMemory("step"), WriteRowsOp);
 DYNEMB_REGISTER_GPU_KERNEL(GPU("DynembErase").HostMemory("erased"), EraseOp);
 DYNEMB_REGISTER_GPU_KERNEL(GPU("DynembContains"), ContainsOp);
-DYNEMB_REGISTER_GPU_KERNEL(GPU("DynembInsertAndEvict")
-                               .HostMemory("evicted_keys")
-                               .HostMemory("evicted_values")
-                               .HostMemory("evicted_state")
-                               .HostMemory("evicted_scores"),
-                           InsertAndEvictOp);
+DYNEMB_REGISTER_GPU_KERNEL(GPU("DynembInsertAndEvict"), InsertAndEvictOp);
 DYNEMB_REGISTER_GPU_KERNEL(GPU("DynembSize").HostMemory("size"), SizeOp);
 DYNEMB_REGISTER_GPU_KERNEL(GPU("DynembClear"), ClearOp);
 DYNEMB_REGISTER_GPU_KERNEL(GPU("DynembExport")

@@ -245,25 +245,35 @@ TEST_F(DeviceWorkTest, OfTablesThatAreFull) {
   }
   Draw(20);
   Check({"pool, evicting", 13, 3, 0, 1, 0}, WorkOf([&] { Pool(); }));
-  for (const auto& table : tables_) table->Track(tick_);
-  Draw(20);
-  Check({"pool, evicting, after a cut", 18, 5, 0, 2, 2}, WorkOf([&] { Pool(); }));
-  // As the outputs of an operator, the columns are in page-locked memory.
+  // As the outputs of an operator: in page-locked memory, or in that of the device.
   constexpr size_t kBytes = kIds * 2 * kDim * sizeof(float);
   Device::HostRange columns[4];
   for (Device::HostRange& column : columns) {
     Require(column.Reserve(device_, kBytes));
     Require(column.Commit(kBytes));
   }
-  EvictedRows evicted(tables_[0]->layout(), [&](size_t) {
-    return TickColumns{columns[0].data(), columns[1].data(),
-                       reinterpret_cast<float*>(columns[2].data()), nullptr,
-                       reinterpret_cast<int64_t*>(columns[3].data())};
-  });
+  const auto insert = [&](EvictedRows::Memory memory) {
+    const auto allocate = [&](size_t) {
+      return TickColumns{columns[0].data(), columns[1].data(),
+                         reinterpret_cast<float*>(columns[2].data()), nullptr,
+                         reinterpret_cast<int64_t*>(columns[3].data())};
+    };
+    EvictedRows evicted(tables_[0]->layout(), allocate, memory);
+    Draw(20);
+    return WorkOf([&] {
+      Require(tables_[0]->InsertAndEvict(exec_, {keys_, kIds}, ++tick_, rows_, &evicted));
+    });
+  };
+  using Memory = EvictedRows::Memory;
+  Check({"insert_and_evict, of one table", 17, 5, 0, 2, 2}, insert(Memory::kHost));
+  // Nothing but their number is copied to the host.
+  Check({"the same, on the device", 17, 1, 0, 2, 1}, insert(Memory::kDevice));
+  for (const auto& table : tables_) table->Track(tick_);
   Draw(20);
-  Check({"insert_and_evict, of one table", 17, 5, 0, 2, 2}, WorkOf([&] {
-          Require(tables_[0]->InsertAndEvict(exec_, {keys_, kIds}, ++tick_, rows_, &evicted));
-        }));
+  Check({"pool, evicting, after a cut", 18, 5, 0, 2, 2}, WorkOf([&] { Pool(); }));
+  Check({"insert_and_evict, after a cut", 17, 5, 0, 2, 2}, insert(Memory::kHost));
+  // The keys, too.
+  Check({"the same, on the device", 17, 2, 1, 2, 2}, insert(Memory::kDevice));
 }
 
 TEST_F(DeviceWorkTest, WhileACutIsRead) {

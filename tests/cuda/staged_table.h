@@ -108,7 +108,17 @@ class StagedTable final : public Table {
                         EvictedRows* evicted) override {
     Staging s;
     const size_t n = keys.size();
-    return t_->InsertAndEvict(exec, Keys(s, keys), tick, s.InOut(rows, n), evicted);
+    const auto on_device = [&](size_t num) {
+      const TickColumns& to = evicted->Place(num);
+      return TickColumns{s.InOut(to.keys, num * layout().key_size),
+                         s.InOut(to.vectors, num * layout().vector_bytes()),
+                         s.InOut(to.state, num * StateWidth()), nullptr, s.InOut(to.scores, num)};
+    };
+    EvictedRows staged(layout(), on_device, EvictedRows::Memory::kDevice);
+    DYNEMB_RETURN_IF_ERROR(
+        t_->InsertAndEvict(exec, Keys(s, keys), tick, s.InOut(rows, n), &staged));
+    staged.Finish();
+    return Status();
   }
   Status LookupOrInsert(Exec& exec, KeySpan keys, Tick tick, void* vectors, RowId* rows) override {
     Staging s;

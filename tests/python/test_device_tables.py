@@ -339,6 +339,55 @@ class TestTogether:
             found = [one.lookup(keys[:50], insert=False) for one in (table, memory)]
             np.testing.assert_array_equal(*found)
 
+    @pytest.mark.parametrize("kind", ["memory", "catch_up", "files"])
+    @pytest.mark.parametrize("changes", [False, True])
+    def test_evicted_rows_are_where_the_table_is(self, device, tmp_path, kind, changes):
+        """They were in the table before the call, and are not afterwards."""
+        most, memory = 300, {"max_hbm_for_vectors": 4000 * GB}
+        if kind == "files":
+            memory |= {"file_path": str(tmp_path / "files"), "max_dram_for_vectors": 4000 * GB}
+        table = make(evict_strategy="score", max_capacity=most, name="t", **memory)
+        inner = keras.optimizers.SGD(0.1, momentum=0.9)
+        optimizer = de.OptimizerWrapper(inner, catch_up=kind == "catch_up")
+        for ids in np.split(np.arange(most), 3):
+            table.upsert(ids, np.ones([len(ids), DIM]), scores=ids)
+        for ids in (range(120), range(50, 80), range(3)):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(table.lookup(list(ids)))
+            optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+        if changes:  # deletions are recorded
+            de.dump(tmp_path / "chain", [table])
+
+        def content():
+            rows = [np.asarray(column) for column in table.export_if()]
+            return {row[0]: row[1:] for row in zip(*rows, strict=True)}
+
+        @tf.function
+        def traced(keys):
+            return table.insert_and_evict(keys, scores=tf.ones_like(keys) * 1000)
+
+        left = set()
+        for call in (table.insert_and_evict, traced):
+            for first, n in ((len(left) + 1000, 90), (1000, 9), (len(left) + 2000, 120)):
+                before, new = content(), np.arange(first, first + n)
+                gone = call(tf.constant(new))
+                assert all("GPU" in column.device for column in gone)
+                gone = [column.numpy() for column in gone]
+                keys = gone[0].tolist()
+                assert keys == sorted(keys)
+                assert len(keys) == len(set(new) - before.keys())
+                for key, *row in zip(*gone, strict=True):
+                    for got, wanted in zip(row, before[key], strict=True):
+                        np.testing.assert_array_equal(got, wanted)
+                assert content().keys() == (before.keys() | set(new)) - set(keys)
+                left |= set(keys)
+        assert len(left) > most
+        if changes:
+            de.incremental_dump(tmp_path / "chain", [table])
+            other = make(name="t")
+            de.load(tmp_path / "chain", [other], quiet=True)
+            assert sorted(other.export_if().keys.numpy()) == sorted(content())
+
     def test_files_without_memory_need_a_device(self, tmp_path):
         with tf.device("CPU"), pytest.raises(ValueError, match=r"max_dram_for_vectors=0 .*GPU"):
             make(file_path=str(tmp_path), max_dram_for_vectors=0)

@@ -4,8 +4,8 @@
 // Both tables evict by least recent use. The calls differ in these points:
 //
 //   find*             HierarchicalKV returns addresses of values, and this project row ids
-//   insert_and_evict  HierarchicalKV leaves the evicted rows in GPU memory, and this project brings
-//                     them to the host
+//   insert_and_evict  both leave the evicted rows in GPU memory; this project's are in the order of
+//                     their keys
 //
 // Arguments: [--case TEXT], as in device_benchmark.h.
 #include <cuda_runtime.h>
