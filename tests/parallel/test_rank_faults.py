@@ -115,7 +115,7 @@ def pytest_generate_tests(metafunc):
 def test_the_fault_of_a_rank_is_an_error_that_names_it(tmp_path, engine, fault):
     skip_without(engine)
     # Otherwise mpiexec ends the ranks when one is killed, before they have an error. It does so at
-    # times nevertheless.
+    # times nevertheless, also when one of them has its error already.
     options = ["-disable-auto-cleanup"] if (engine, fault) == ("mpi", "kill") else []
     ended = launch.run(
         engine,
@@ -127,8 +127,8 @@ def test_the_fault_of_a_rank_is_an_error_that_names_it(tmp_path, engine, fault):
     )
     assert ended.status, ended.tail()
     found = errors(tmp_path)
-    if not options or found:
-        assert found.keys() == ({0, 1, 2} if fault in ("late", "order") else {0, 2}), ended.tail()
+    survivors = {0, 1, 2} if fault in ("late", "order") else {0, 2}
+    assert found.keys() <= survivors if options else found.keys() == survivors, ended.tail()
     for text in found.values():
         assert re.search(NAMED.get((engine, fault)) or NAMED[fault], text), text
 
