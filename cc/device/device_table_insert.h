@@ -157,15 +157,18 @@ Status DeviceTable<Device>::GrowIndex(Work& work, uint64_t keys) {
       std::max<uint64_t>(keys, std::min<uint64_t>(static_cast<uint64_t>(larger), capacity()));
   uint64_t buckets = 0;
   Range index;
-  const auto make = [&](uint64_t room) {
-    buckets = BucketsFor(room, options_.max_load_factor);
+  const auto make = [&](uint64_t room, double load) {
+    buckets = BucketsFor(room, load);
     if (buckets > kMostBuckets) return ResourceExhausted("the index cannot have more buckets");
     index = Range();
     DYNEMB_RETURN_IF_ERROR(index.Reserve(*device_, buckets * sizeof(Bucket)));
     return index.Commit(buckets * sizeof(Bucket));
   };
-  Status made = make(expected);
-  if (!made.ok() && expected > keys) made = make(keys);
+  const double load = MaxLoad(expected, capacity());
+  Status made = make(expected, load);
+  if (!made.ok() && (expected > keys || load < options_.max_load_factor)) {
+    made = make(keys, options_.max_load_factor);
+  }
   DYNEMB_RETURN_IF_ERROR(made);
   work.Changes();
   const FlatRing before = store_.ring;

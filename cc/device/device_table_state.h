@@ -78,10 +78,17 @@ Status DeviceTable<Device>::Reserve(const RowLayout& layout, Store* store) const
 }
 
 template <class Device>
+double DeviceTable<Device>::MaxLoad(uint64_t keys, uint64_t capacity) const {
+  const bool keys_leave = cold_ != nullptr || options_.evict_strategy != EvictStrategy::kNone;
+  return keys_leave && keys >= capacity ? std::min(options_.max_load_factor, kFullLoad)
+                                        : options_.max_load_factor;
+}
+
+template <class Device>
 Status DeviceTable<Device>::MakeIndex(Work& work, Store* store) const {
   const uint64_t expected =
       std::min(static_cast<uint64_t>(options_.init_capacity), store->capacity);
-  const uint64_t buckets = BucketsFor(expected, options_.max_load_factor);
+  const uint64_t buckets = BucketsFor(expected, MaxLoad(expected, store->capacity));
   if (buckets > kMostBuckets) return ResourceExhausted("the index cannot have more buckets");
   DYNEMB_RETURN_IF_ERROR(store->index.Reserve(*device_, buckets * sizeof(Bucket)));
   DYNEMB_RETURN_IF_ERROR(store->index.Commit(buckets * sizeof(Bucket)));

@@ -175,6 +175,34 @@ std::vector<Exported> ByKey(const Subject& t) {
 }
 
 // The index grows ahead for the next batch only if there is memory for that.
+// Searches stay short while keys come and leave (bucket_ops_test.cc).
+TEST(DeviceTableMemory, AFullTableHasEmptySlots) {
+  for (const EvictStrategy strategy : {EvictStrategy::kLru, EvictStrategy::kNone}) {
+    for (const int64_t init : {int64_t{100}, int64_t{4000}}) {
+      SCOPED_TRACE(testing::Message() << static_cast<int>(strategy) << " " << init);
+      ThreadsDevice device;
+      ThreadsExec exec(2);
+      TableOptions options;
+      options.name = "full";
+      options.dim = 4;
+      options.init_capacity = init;
+      options.max_capacity = 4000;
+      options.evict_strategy = strategy;
+      options.tier = Tier::kHbm;
+      std::unique_ptr<Table> made;
+      ASSERT_TRUE(DeviceTable<ThreadsDevice>::Make(options, &device, &made).ok());
+      Subject t(std::move(made), &exec);
+      const uint64_t keys = strategy == EvictStrategy::kNone ? 4000 : 20000;
+      for (uint64_t first = 0; first < keys; first += 500) t.FindOrInsert(Progression(first, 500));
+      const TableStats s = t.stats();
+      EXPECT_EQ(s.size, 4000u);
+      const double load = static_cast<double>(s.size) / static_cast<double>(s.slots);
+      EXPECT_NEAR(load, strategy == EvictStrategy::kNone ? 0.85 : 0.7, 0.01);
+      t.Check();
+    }
+  }
+}
+
 TEST(DeviceTableMemory, NearlyFullIndexCannotGrow) {
   constexpr size_t kMemory = size_t{1} << 20;
   SerialExec exec;
