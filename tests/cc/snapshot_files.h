@@ -244,7 +244,9 @@ struct Snapshot {
 
   // Writes the snapshot into a folder, and its manifest last; returns its directory.
   std::string Publish(const std::string& folder) const {
-    std::string directory = folder + "/" + Name();
+    // Renamed when it is complete: a model may be following the folder.
+    const std::string published = folder + "/" + Name();
+    const std::string directory = folder + "/.partial-" + Name();
     mkdir(folder.c_str(), 0755);
     EXPECT_EQ(mkdir(directory.c_str(), 0755), 0) << directory;
     std::vector<std::string> entries;
@@ -281,7 +283,8 @@ struct Snapshot {
       root["dense"] = Array({Object(file)});
     }
     Write(directory + "/MANIFEST.json", Sealed(root));
-    return directory;
+    EXPECT_EQ(std::rename(directory.c_str(), published.c_str()), 0) << published;
+    return published;
   }
 };
 
