@@ -13,6 +13,10 @@ ARGS ?=
 # The number of processes that run Python tests. Most tests keep one core busy. The cases that run on ranks stay in one process
 # (tests/conftest.py).
 JOBS ?= 2
+# How many times a test is tried that fails. Bazel and pytest say which ones passed only then.
+TRIES ?= 1
+BAZEL_TEST = $(BAZEL) test --flaky_test_attempts=$(TRIES)
+PYTEST = $(VENV_PYTHON) -m pytest -n $(JOBS) --reruns $$(($(TRIES) - 1))
 
 help: ## prints the targets
 	@awk 'BEGIN { FS = ":[^#]*## " } /^[a-z-]+:.*## / { printf "make %-22s%s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -44,13 +48,13 @@ test: ## runs the C++ tests, then the Python tests
 	@echo "make test: 2 of 3, C++ tests, $$(date +%T); 5 minutes from nothing; a line every 30 seconds"
 	@$(MAKE) --no-print-directory run-test-cc
 	@echo "make test: 3 of 3, Python tests, $$(date +%T); up to 50 minutes, with ARGS=--all-ranks more; lines of dots with percentages"
-	$(VENV_PYTHON) -m pytest -n $(JOBS) $(ARGS)
+	$(PYTEST) $(ARGS)
 
 test-cc: develop run-test-cc ## runs the C++ tests
 
 run-test-cc:
 	$(BAZEL) build --show_progress --show_progress_rate_limit=30 //benchmarks/cc:all
-	$(BAZEL) test //tests/cc:all //benchmarks/cc:all
+	$(BAZEL_TEST) //tests/cc:all //benchmarks/cc:all
 
 test-wheel: wheel ## runs the Python tests against the installed wheel, from another folder
 	tools/test_wheel.sh -m "not slow" $(ARGS)
@@ -94,8 +98,8 @@ wheel: develop ## builds dist/*.whl for the TensorFlow of .venv
 	@ls dist/*.whl
 
 sanitize: develop ## runs the C++ tests under ASan, UBSan and TSan
-	$(BAZEL) test --config=asan-ubsan //tests/cc:all //tests/fake_cuda:all //benchmarks/cc:all
-	$(BAZEL) test --config=tsan //tests/cc:all //tests/fake_cuda:all //benchmarks/cc:all
+	$(BAZEL_TEST) --config=asan-ubsan //tests/cc:all //tests/fake_cuda:all //benchmarks/cc:all
+	$(BAZEL_TEST) --config=tsan //tests/cc:all //tests/fake_cuda:all //benchmarks/cc:all
 
 # How many times their usual lengths the tests of `make soak` have: about a million operations each, and five million rows in
 # files under sanitizers.
@@ -132,13 +136,13 @@ soak: develop ## compares tables with models for a million operations each, and 
 
 cuda-check: develop ## compiles all GPU code if nvcc is found; its tests skip without a GPU
 	$(BAZEL) build //cc/table:device //cc/device:cuda_check //cc/device:cuda12_check //tests/cuda:all //benchmarks/cuda:all //tests/fake_cuda:all
-	$(BAZEL) test //tests/cuda:all //tests/cuda:load_cuda12_test //tests/fake_cuda:all //tests/fake_cuda:fake_cuda12_test
+	$(BAZEL_TEST) //tests/cuda:all //tests/cuda:load_cuda12_test //tests/fake_cuda:all //tests/fake_cuda:fake_cuda12_test
 	$(VENV_PYTHON) tools/kernel_resources.py bazel-bin/cc/device/_cuda_objects/*.ptxas
 	$(VENV_PYTHON) tools/kernel_resources.py bazel-bin/cc/device/_cuda12_objects/*.ptxas
 	@for text in cc/table/device cc/device/cuda_check cc/device/cuda12_check; do echo "cuda-check: $$(cat bazel-bin/$$text.txt)"; done
 
 fake-gpu: develop ## runs the operators' GPU kernels without a GPU, on a device whose memory the host may not access
-	BAZEL=$(BAZEL) PYTHON=$(CURDIR)/$(VENV_PYTHON) tools/fake_gpu.sh -n $(JOBS) $(ARGS)
+	BAZEL=$(BAZEL) PYTHON=$(CURDIR)/$(VENV_PYTHON) tools/fake_gpu.sh -n $(JOBS) --reruns $$(($(TRIES) - 1)) $(ARGS)
 
 gpu-test: develop ## runs the tests on this machine's GPU; fails without one
 	tools/gpu_bundle.sh run $(ARGS)
