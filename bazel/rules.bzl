@@ -40,28 +40,39 @@ _NVCC_FLAGS = [
     "-Xcompiler=" + ",".join(COPTS + ["-fPIC"]),
 ]
 
-# What compiles for drivers of CUDA 12. nvcc compiles the kernels to PTX, with the headers of CUDA 12. nvcc 13 calls it version 9.0;
-# without a hint, it is 8.0, which CUDA 12.0 has, and ptxas checks that. CUDA 12's ptxas makes code for each architecture; the PTX itself, of the
-# first one, is for newer GPUs. clang compiles the host's code, which nvcc 13 would compile for its own runtime library.
-# Both must give a kernel the same name.
+# Lines that ptxas -v does not print are warnings.
+_NVCC_SCRIPT = """
+set -f
+source=$1 out=$2 report=$3 && shift 3
+echo "$DYNEMB_CUDA" >"$report"
+"$NVCC" $NVCC_FLAGS "$@" -Xptxas=-v -c "$source" -o "$out" 2>>"$report" || { cat "$report" >&2; exit 1; }
+tail -n +2 "$report" | grep -v -e "^ptxas info" -e "bytes stack frame" >&2 || true
+"""
+
+# What compiles for drivers of CUDA 12:
+#
+# - nvcc compiles the kernels to PTX, with the headers of CUDA 12. nvcc 13 calls it version 9.0; without a hint, it is 8.0, which CUDA
+#   12.0 has, and ptxas checks that.
+# - CUDA 12's ptxas makes code for each architecture. The PTX itself, of the first one, is for newer GPUs.
+# - clang compiles the host's code, which nvcc 13 would compile for its own runtime library. Both must give a kernel the same name.
 _CUDA12_SCRIPT = """
-set -e
-cuda=$1 source=$2 out=$3 report=$4 && shift 4
+set -ef
+source=$1 out=$2 report=$3 && shift 3
 first=${ARCHITECTURES%% *}
 temporary=$(mktemp -d)
 trap 'rm -rf "$temporary"' EXIT
 echo "$DYNEMB_CUDA" >"$report"
-"$NVCC" $NVCC_FLAGS -I"$cuda/include" "$@" -arch=compute_$first -ptx "$source" -o "$temporary/13.ptx"
+"$NVCC" $NVCC_FLAGS -I"$CUDA/include" "$@" -arch=compute_$first -ptx "$source" -o "$temporary/13.ptx"
 sed -e 's/^[.]version .*/.version 8.0/' -e '/[.]pragma "used_bytes_mask /d' "$temporary/13.ptx" >"$temporary/ptx"
 images=--image3=kind=ptx,sm=$first,file=$temporary/ptx
 for architecture in $ARCHITECTURES; do
-  "$cuda/bin/ptxas" -v -O3 --fmad false -arch=sm_$architecture "$temporary/ptx" -o "$temporary/$architecture" \
+  "$CUDA/bin/ptxas" -v -O3 --fmad false -arch=sm_$architecture "$temporary/ptx" -o "$temporary/$architecture" \
     2>>"$report" || { cat "$report" >&2; exit 1; }
   images="$images --image3=kind=elf,sm=$architecture,file=$temporary/$architecture"
 done
 # CUDA 13's default for compression is one that the first drivers of CUDA 12 cannot read.
 "$FATBINARY" -64 --create "$temporary/images" --compress-mode=speed --compress-all $images
-"$CLANG" -x cuda $CLANG_FLAGS --cuda-path="$cuda" "$@" --cuda-host-only -D__CUDA_ARCH_LIST__=${first}0 \
+"$CLANG" -x cuda $CLANG_FLAGS --cuda-path="$CUDA" "$@" --cuda-host-only -D__CUDA_ARCH_LIST__=${first}0 \
   -Xclang -fcuda-include-gpubinary -Xclang "$temporary/images" -c "$source" -o "$out"
 readelf -p .rodata.str1.1 "$out" | grep -o '_Z[A-Za-z0-9_]*$' | sort >"$temporary/called"
 grep -o 'entry _Z[A-Za-z0-9_]*' "$temporary/ptx" | cut -d' ' -f2 | sort >"$temporary/compiled"
@@ -90,99 +101,77 @@ _STANDALONE = [
     "-Wl,--as-needed",
 ]
 
-# The contexts of the deps, and the flags for their headers. `isystem` is the flag for a folder of others' headers.
-def _headers_of_deps(ctx, isystem):
+# Compiles each source by a script, whose arguments are the source, the object, a report of what ptxas says of each kernel (for
+# tools/kernel_resources.py), and flags for headers. The headers of deps are tracked as in a cc_library. `isystem` is the flag
+# for a folder of others' headers.
+def _compile(ctx, script, env, isystem, mnemonic, toolkit = []):
     contexts = [dep[CcInfo].compilation_context for dep in ctx.attr.deps]
     flags = ["-I."]
     for context in contexts:
         flags += ["-I" + folder for folder in (context.quote_includes.to_list() + context.includes.to_list())]
-        flags += [isystem % folder for folder in context.system_includes.to_list()]
+        flags += [isystem + folder for folder in context.system_includes.to_list()]
         flags += ["-D" + define for define in context.defines.to_list()]
     unique = []
     for flag in flags:
         if flag not in unique:
             unique.append(flag)
-    return contexts, unique
 
-def _cuda_objects_impl(ctx):
-    contexts, unique = _headers_of_deps(ctx, "-isystem=%s")
-    objects = []
-    for source in ctx.files.srcs:
-        out = ctx.actions.declare_file("_%s/%s.o" % (ctx.label.name, source.basename[:-len(".cu")]))
-        objects.append(out)
-
-        # What ptxas says of each kernel, for tools/kernel_resources.py.
-        report = ctx.actions.declare_file(out.basename[:-len(".o")] + ".ptxas", sibling = out)
-        ctx.actions.run_shell(
-            command = """
-                report=$1 && shift && echo "$DYNEMB_CUDA" >"$report"
-                "$@" 2>>"$report" || { cat "$report" >&2; exit 1; }
-                # Lines that ptxas -v does not print are warnings.
-                tail -n +2 "$report" | grep -v -e "^ptxas info" -e "bytes stack frame" >&2 || true""",
-            arguments = [report.path, NVCC] + _NVCC_FLAGS + ARCHITECTURE_FLAGS + unique +
-                        ["-Xptxas=-v", "-c", source.path, "-o", out.path],
-            inputs = depset([source] + ctx.files.hdrs, transitive = [context.headers for context in contexts]),
-            outputs = [out, report],
-            # nvcc finds the host's compiler on PATH. The summary is in the environment so that another nvcc at the same path recompiles.
-            env = {
-                "PATH": "/usr/local/bin:/usr/bin:/bin",
-                "DYNEMB_CUDA": CUDA_SUMMARY,
-            },
-            mnemonic = "Nvcc",
-            progress_message = "Compiling %s by nvcc" % source.short_path,
-        )
-    return [DefaultInfo(files = depset(objects))]
-
-# Compiled by nvcc. The headers of deps are tracked as in a cc_library.
-_cuda_objects = rule(
-    implementation = _cuda_objects_impl,
-    attrs = {
-        "srcs": attr.label_list(allow_files = [".cu"]),
-        "hdrs": attr.label_list(allow_files = True),
-        "deps": attr.label_list(providers = [CcInfo]),
-    },
-)
-
-def _cuda12_objects_impl(ctx):
-    contexts, unique = _headers_of_deps(ctx, "-isystem %s")
-    cuda = ctx.files._toolkit[0].path.split("/cuda/")[0] + "/cuda"
     objects = []
     for source in ctx.files.srcs:
         out = ctx.actions.declare_file("_%s/%s.o" % (ctx.label.name, source.basename[:-len(".cu")]))
         report = ctx.actions.declare_file(out.basename[:-len(".o")] + ".ptxas", sibling = out)
         objects.append(out)
         ctx.actions.run_shell(
-            command = _CUDA12_SCRIPT,
-            arguments = [cuda, source.path, out.path, report.path] + " ".join(unique).split(" "),
+            command = script,
+            arguments = [source.path, out.path, report.path] + " ".join(unique).split(" "),
             inputs = depset(
-                [source] + ctx.files.hdrs + ctx.files._toolkit,
+                [source] + ctx.files.hdrs + toolkit,
                 transitive = [context.headers for context in contexts],
             ),
             outputs = [out, report],
-            env = {
-                "PATH": "/usr/local/bin:/usr/bin:/bin",
-                "ARCHITECTURES": " ".join(ARCHITECTURES),
-                "CLANG": CLANG,
-                "CLANG_FLAGS": " ".join(_CLANG_FLAGS),
-                "DYNEMB_CUDA": _CUDA12_SUMMARY,
-                "FATBINARY": FATBINARY,
-                "NVCC": NVCC,
-                "NVCC_FLAGS": " ".join(_NVCC_FLAGS),
-            },
-            mnemonic = "Cuda12",
-            progress_message = "Compiling %s for CUDA 12" % source.short_path,
+            # nvcc finds the host's compiler on PATH.
+            env = dict(env, PATH = "/usr/local/bin:/usr/bin:/bin"),
+            mnemonic = mnemonic,
+            progress_message = "Compiling %s (%s)" % (source.short_path, mnemonic),
         )
     return [DefaultInfo(files = depset(objects))]
 
-# Compiled for drivers of CUDA 12.
+def _cuda_objects_impl(ctx):
+    # The summary is there so that another nvcc at the same path recompiles.
+    return _compile(ctx, _NVCC_SCRIPT, {
+        "DYNEMB_CUDA": CUDA_SUMMARY,
+        "NVCC": NVCC,
+        "NVCC_FLAGS": " ".join(_NVCC_FLAGS + ARCHITECTURE_FLAGS),
+    }, "-isystem=", "Nvcc")
+
+def _cuda12_objects_impl(ctx):
+    toolkit = ctx.files._toolkit
+    return _compile(ctx, _CUDA12_SCRIPT, {
+        "ARCHITECTURES": " ".join(ARCHITECTURES),
+        "CLANG": CLANG,
+        "CLANG_FLAGS": " ".join(_CLANG_FLAGS),
+        "CUDA": toolkit[0].path.split("/cuda/")[0] + "/cuda",
+        "DYNEMB_CUDA": _CUDA12_SUMMARY,
+        "FATBINARY": FATBINARY,
+        "NVCC": NVCC,
+        "NVCC_FLAGS": " ".join(_NVCC_FLAGS),
+    }, "-isystem ", "Cuda12", toolkit)
+
+_ATTRIBUTES = {
+    "srcs": attr.label_list(allow_files = [".cu"]),
+    "hdrs": attr.label_list(allow_files = True),
+    "deps": attr.label_list(providers = [CcInfo]),
+}
+
+_cuda_objects = rule(
+    implementation = _cuda_objects_impl,
+    attrs = _ATTRIBUTES,
+)
+
+# For drivers of CUDA 12.
 _cuda12_objects = rule(
     implementation = _cuda12_objects_impl,
-    attrs = {
-        "srcs": attr.label_list(allow_files = [".cu"]),
-        "hdrs": attr.label_list(allow_files = True),
-        "deps": attr.label_list(providers = [CcInfo]),
-        "_toolkit": attr.label(default = "@cuda12//:toolkit"),
-    },
+    attrs = dict(_ATTRIBUTES, _toolkit = attr.label(default = "@cuda12//:toolkit")),
 )
 
 def _objects(name, srcs, hdrs, deps, testonly, rule_of = _cuda_objects):
