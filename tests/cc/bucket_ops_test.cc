@@ -192,7 +192,7 @@ TEST_F(BucketOps, SearchesStayShort) {
 
 // The same in an index that is one ring, as of a device table: with the load of a full table, a
 // search for an absent key reads 2.1 buckets, and one for a present key 1.2. (With a load of
-// 0.85: 8.7 and 1.6.)
+// 0.85: 8.2 and 1.6.)
 TEST(FlatRingOps, SearchesStayShort) {
   constexpr uint32_t kBuckets = 1024;
   constexpr auto kRows = static_cast<RowId>(0.7 * kBuckets * kSlotsPerBucket);

@@ -174,7 +174,6 @@ std::vector<Exported> ByKey(const Subject& t) {
   return rows;
 }
 
-// The index grows ahead for the next batch only if there is memory for that.
 // Searches stay short while keys come and leave (bucket_ops_test.cc).
 TEST(DeviceTableMemory, AFullTableHasEmptySlots) {
   for (const EvictStrategy strategy : {EvictStrategy::kLru, EvictStrategy::kNone}) {
@@ -203,6 +202,7 @@ TEST(DeviceTableMemory, AFullTableHasEmptySlots) {
   }
 }
 
+// The index grows ahead for the next batch only if there is memory for that.
 TEST(DeviceTableMemory, NearlyFullIndexCannotGrow) {
   constexpr size_t kMemory = size_t{1} << 20;
   SerialExec exec;

@@ -1,8 +1,7 @@
 // A library that links //cc/device:cuda, or cuda12, loads without a driver, and reports a missing
 // or old driver when it is used. With a driver and a GPU, it runs its kernels.
 //
-//   load_test LIBRARY STAND_IN_DRIVER CUDA      the library is for drivers of this CUDA version,
-//   such as 12
+//   load_test LIBRARY STAND_IN_DRIVER [CUDA]      the library has to be for this CUDA, such as 12
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
