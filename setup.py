@@ -52,13 +52,7 @@ class BazelBuild(build_ext):
         sources = library.sources_hash()
         wheel = os.environ.get("DYNEMB_PREBUILT", "") if self.for_checkout else ""
         if wheel:
-            partial = target.with_suffix(".partial")
-            try:
-                library.take(pathlib.Path(wheel), _minor(), partial)
-            except library.LibraryError as error:
-                raise SetupError(str(error)) from None
-            partial.replace(target)
-            cuda12.unlink(missing_ok=True)
+            _take(pathlib.Path(wheel), target, cuda12)
             return
         compiled, for_cuda12 = _compiled()
         for path, built in ((target, compiled), (cuda12, for_cuda12)):
@@ -85,6 +79,22 @@ def _replace(target: pathlib.Path, source: pathlib.Path | None) -> None:
     partial = target.with_suffix(".partial")
     shutil.copyfile(source, partial)
     partial.replace(target)
+
+
+def _take(wheel: pathlib.Path, target: pathlib.Path, cuda12: pathlib.Path) -> None:
+    """Takes the libraries that a wheel has."""
+    wanted = [(target, False)]
+    if library.has_cuda12(wheel, _minor()):
+        wanted.append((cuda12, True))
+    else:
+        cuda12.unlink(missing_ok=True)
+    for path, is_cuda12 in wanted:
+        partial = path.with_suffix(".partial")
+        try:
+            library.take(wheel, _minor(), partial, is_cuda12)
+        except library.LibraryError as error:
+            raise SetupError(str(error)) from None
+        partial.replace(path)
 
 
 def _compiled() -> tuple[pathlib.Path, pathlib.Path | None]:

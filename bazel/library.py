@@ -161,7 +161,13 @@ def prebuilt(root: pathlib.Path = ROOT) -> tuple[pathlib.Path | None, list[str]]
     return None, remarks
 
 
-def take(wheel: pathlib.Path, minor: str, target: pathlib.Path) -> None:
+def has_cuda12(wheel: pathlib.Path, minor: str) -> bool:
+    """Whether a wheel has a library for a TensorFlow and drivers of CUDA 12."""
+    with zipfile.ZipFile(wheel) as content:
+        return member(minor, cuda12=True) in content.namelist()
+
+
+def take(wheel: pathlib.Path, minor: str, target: pathlib.Path, cuda12: bool = False) -> None:
     """Writes a wheel's library for a TensorFlow to `target`, and sees that it loads here.
 
     Raises:
@@ -169,7 +175,7 @@ def take(wheel: pathlib.Path, minor: str, target: pathlib.Path) -> None:
     """
     with zipfile.ZipFile(wheel) as content:
         try:
-            target.write_bytes(content.read(member(minor)))
+            target.write_bytes(content.read(member(minor, cuda12)))
         except KeyError:
             raise LibraryError(
                 f"{wheel} has no operators for TensorFlow {minor}; remove it to compile them"

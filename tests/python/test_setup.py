@@ -421,6 +421,18 @@ class TestPrebuiltWheel:
         assert "has no device code" not in self.offered(checkout, TF_DYNEMB_CUDA="0")[1]
         assert self.offered(checkout, TF_DYNEMB_CUDA="0")[0] == ""
 
+    def test_both_libraries_of_a_wheel_are_taken(self, checkout):
+        wheel = make_wheel(checkout, TF_DYNEMB_CUDA="nvcc", DEVICE_CODE=".nv_fatbin")
+        done = setup_py(checkout, "build_ext", "--inplace", DYNEMB_PREBUILT=wheel)
+        assert done.returncode == 0, done.stderr
+        with zipfile.ZipFile(wheel) as content:
+            for name in (MEMBER, MEMBER12):
+                assert (checkout / name).read_bytes() == content.read(name)
+        wheel = make_wheel(checkout, TF_DYNEMB_CUDA="0")
+        done = setup_py(checkout, "build_ext", "--inplace", DYNEMB_PREBUILT=wheel)
+        assert done.returncode == 0, done.stderr
+        assert not (checkout / MEMBER12).exists()
+
     def test_one_that_does_not_load_leaves_the_library_as_it_was(self, checkout):
         program(checkout / "bin" / "bazel", BAZEL.replace(f"cp {REAL}", "echo 'not ELF' >"))
         wheel = make_wheel(checkout)
