@@ -14,6 +14,7 @@ from serve_helpers import ROWS, build, change, export, scores
 import hypothesis
 import keras
 import numpy as np
+import psutil
 import pytest
 import tensorflow as tf
 from grpc_interceptor import exceptions
@@ -557,6 +558,29 @@ def test_a_local_chain_to_follow(tmp_path):
         found, headers = await answer(model)
         assert headers["x-watermark-id"] == mark.id
         check_answer(found, trained)
+        await model.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("by", ["the server", "the model"])
+def test_folders_of_mapped_files(tmp_path, by):
+    trained = build()
+    chain = tmp_path / "chain"
+    models = export(trained, tmp_path, "1", **({"follow": None} if by == "the server" else {}))
+
+    async def run():
+        model = served(tmp_path, models, follow=str(chain) if by == "the server" else None)
+        await model.refresh()
+        change(trained, 4)
+        mark = de.dump(chain, trained)  # a base: its files are mapped instead of the export's
+        while (await answer(model))[1]["x-watermark-id"] != mark.id:
+            await model.refresh()
+        found = [each.path for each in psutil.Process().memory_maps()]
+        mapped = [path for path in found if path.startswith(f"{tmp_path.resolve()}/")]
+        assert any(path.startswith(f"{chain.resolve()}/") for path in mapped)
+        folders = tuple(f"{each}/" for each in model.loaded.folders())
+        assert [path for path in mapped if not path.startswith(folders)] == []
         await model.close()
 
     asyncio.run(run())

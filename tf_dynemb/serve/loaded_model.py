@@ -226,6 +226,7 @@ class LoadedModel:
             raise ValueError(f"{path} has no signature to answer requests with: {why}.")
         self._tables = _tables(self._loaded)
         self._applying = threading.Lock()
+        self._applied: set[str] = set()
 
     @property
     def default(self) -> str:
@@ -248,6 +249,7 @@ class LoadedModel:
         if APPLY not in self._loaded.signatures:
             raise ValueError(f"{self.path} has no tables that could follow {path}.")
         with self._applying:
+            self._applied.add(str(path))
             return int(self._loaded.signatures[APPLY](path=tf.constant(str(path)))["applied"])
 
     def known_keys(self) -> Array:
@@ -287,7 +289,10 @@ class LoadedModel:
 
     def folders(self) -> set[str]:
         """Returns the directories of the files that the model maps."""
-        return {os.path.realpath(self.path), *(str(t.loaded_from) for t in self._tables.values())}
+        found = {str(self.path), *self._applied}
+        for table in self._tables.values():
+            found |= {str(each) for each in (table.loaded_from, table.follows) if each is not None}
+        return {os.path.realpath(each) for each in found}
 
 
 def _inputs(function: Any, serve: Any) -> dict[str, Input]:
