@@ -33,7 +33,7 @@ DEFAULT = Use(64)
 BUDGETS = {
     # The kernels of a step. 64 registers let 32 warps share a multiprocessor, 80 registers 24, and
     # 96 20. SGD, Adagrad and Adam were measured like this (benchmarks/log_gpu.md).
-    "PoolBags<TableVectors>": Use(96, stack=16, spilled=72),
+    "PoolBags<TableVectors>": Use(96, stack=24, spilled=80),
     "PoolBags<IndexedVectors>": Use(72, stack=32, spilled=120),
     "SumSegments<KeySums, true>": Use(80, stack=8, spilled=12),
     "SumSegments<KeySums, false>": Use(96),
@@ -51,7 +51,7 @@ BUDGETS = {
     "ApplyGradients<Adadelta>": Use(94),
     "ApplyGradients<Ftrl<false>>": Use(96),
     "ApplyGradients<Ftrl<true>>": Use(94),
-    "ApplyGradients<Rmsprop<false, false>>": Use(86),
+    "ApplyGradients<Rmsprop<false, false>>": Use(80, stack=16, spilled=44),
     "ApplyGradients<Rmsprop<false, true>>": Use(94),
     "ApplyGradients<Rmsprop<true, false>>": Use(92),
     "ApplyGradients<Rmsprop<true, true>>": Use(96),
@@ -60,7 +60,8 @@ BUDGETS = {
     "EvictSlots": Use(32, stack=16, spilled=24),
     "FillRows<FillInitial>": Use(45),
     # The kernels for rows that change tiers.
-    "SwapRows": Use(56),
+    "PairUp": Use(32, stack=8, spilled=8),
+    "SwapRows": Use(62),
     "MoveRows": Use(48, stack=8, spilled=20),
     # The kernels of cuts and scans.
     "CopyRows": Use(32, stack=8, spilled=8),
@@ -108,12 +109,12 @@ _STEPPED = {
     "Rmsprop<false, true>": Use(116),
     "Rmsprop<true, false>": Use(118),
     "Rmsprop<true, true>": Use(122),
-    "Sgd": Use(93),
+    "Sgd": Use(94),
     "SgdMomentum<false>": Use(106),
     "SgdMomentum<true>": Use(105),
 }
 BUDGETS |= {f"SumSegments<SteppedSums<{formula}>, true>": use for formula, use in _STEPPED.items()}
-BUDGETS |= {f"AddChunks<SteppedSums<{formula}>>": Use(74) for formula in _STEPPED}
+BUDGETS |= {f"AddChunks<SteppedSums<{formula}>>": Use(75) for formula in _STEPPED}
 
 _KERNEL = re.compile(
     r"Compiling entry function '(?P<name>\w+)' for '(?P<architecture>\w+)'\n"

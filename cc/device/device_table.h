@@ -166,7 +166,7 @@ class DeviceTable final : public ColdTable {
     RowLayout layout;
     uint64_t split = 0;
     uint64_t capacity = 0;
-    Range index, device_rows;
+    Range index, heads, device_rows;
     HostRange host_rows;
     FlatRing ring;
   };
@@ -201,10 +201,11 @@ class DeviceTable final : public ColdTable {
   RowLayout LayoutOf(int64_t state_width) const;
 
   DeviceView View() const {
-    return {
-        store_.ring,
-        {store_.device_rows.data(), store_.host_rows.data(), store_.split, store_.layout.stride},
-        store_.layout};
+    return {store_.ring,
+            reinterpret_cast<RowHead*>(store_.heads.data()),
+            {store_.device_rows.data(), store_.host_rows.data(), store_.split,
+             store_.layout.content_bytes()},
+            store_.layout};
   }
   device::Counters* counters() const { return reinterpret_cast<device::Counters*>(own_.data()); }
   device::TierState* tier_state() const {

@@ -338,7 +338,7 @@ void DeviceTable<Device>::Leave(Work& work, const std::vector<DeviceTable*>& tab
       any = true;
       const size_t stride = tables[t]->store_.layout.stride, at = of.first + of.done;
       work.ForRows(num, device::QuadsOfBytes(stride),
-                   device::CopyLeaving{tables[t]->View(), rows + at, of.copies});
+                   device::CopyRows{tables[t]->View(), rows + at, of.copies});
       work.Copy(of.host_copies, of.copies, num * stride);
       work.Copy(of.scores, scores + at, num * sizeof(Score));
     }

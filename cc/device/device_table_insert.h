@@ -44,16 +44,20 @@ void DeviceTable<Device>::ReadMail() {
 template <class Device>
 Status DeviceTable<Device>::CommitRows(Store* store, uint64_t rows) {
   const uint64_t in_device = std::min(rows, store->split);
-  DYNEMB_RETURN_IF_ERROR(store->device_rows.Commit(in_device * store->layout.stride));
-  return store->host_rows.Commit((rows - in_device) * store->layout.stride);
+  const size_t bytes = store->layout.content_bytes();
+  DYNEMB_RETURN_IF_ERROR(store->heads.Commit(rows * sizeof(RowHead)));
+  DYNEMB_RETURN_IF_ERROR(store->device_rows.Commit(in_device * bytes));
+  return store->host_rows.Commit((rows - in_device) * bytes);
 }
 
 template <class Device>
 bool DeviceTable<Device>::HasRoom(size_t n) const {
-  const uint64_t committed = store_.device_rows.committed() / store_.layout.stride;
-  const uint64_t host = store_.host_rows.committed() / store_.layout.stride;
+  const size_t bytes = store_.layout.content_bytes();
+  const uint64_t committed = store_.device_rows.committed() / bytes;
+  const uint64_t host = store_.host_rows.committed() / bytes;
   const uint64_t rows = committed < store_.split ? committed : store_.split + host;
-  return After(bounds_.high_water, n) <= rows &&
+  const uint64_t heads = store_.heads.committed() / sizeof(RowHead);
+  return After(bounds_.high_water, n) <= std::min(rows, heads) &&
          After(bounds_.live, n) <= BucketLimit(store_.ring.count);
 }
 

@@ -59,20 +59,23 @@ template <class Device>
 Status DeviceTable<Device>::Reserve(const RowLayout& layout, Store* store) const {
   const uint64_t most =
       options_.max_capacity != 0 ? static_cast<uint64_t>(options_.max_capacity) : kMostRows;
+  const size_t bytes = layout.content_bytes();
   store->layout = layout;
   store->split = std::min(SplitOf(layout), most);
   DYNEMB_RETURN_IF_ERROR(
-      store->device_rows.Reserve(*device_, std::max<size_t>(1, store->split * layout.stride)));
+      store->device_rows.Reserve(*device_, std::max<size_t>(1, store->split * bytes)));
   // A device may reserve less.
-  store->split = std::min<uint64_t>(store->split, store->device_rows.reserved() / layout.stride);
+  store->split = std::min<uint64_t>(store->split, store->device_rows.reserved() / bytes);
   uint64_t in_host = 0;
   if (options_.tier != Tier::kHbm) {
     DYNEMB_RETURN_IF_ERROR(HostRows(layout, store->split, &in_host));
   }
   DYNEMB_RETURN_IF_ERROR(store->host_rows.Reserve(
-      *device_, std::clamp<size_t>(in_host * layout.stride, 1, HostRowAddresses())));
-  in_host = std::min<uint64_t>(in_host, store->host_rows.reserved() / layout.stride);
+      *device_, std::clamp<size_t>(in_host * bytes, 1, HostRowAddresses())));
+  in_host = std::min<uint64_t>(in_host, store->host_rows.reserved() / bytes);
   store->capacity = store->split + in_host;
+  DYNEMB_RETURN_IF_ERROR(store->heads.Reserve(*device_, store->capacity * sizeof(RowHead)));
+  store->capacity = std::min<uint64_t>(store->capacity, store->heads.reserved() / sizeof(RowHead));
   return CommitRows(store,
                     std::min(static_cast<uint64_t>(options_.init_capacity), store->capacity));
 }
@@ -216,9 +219,8 @@ Status DeviceTable<Device>::ResetState(Exec& exec, const StateSpec& spec) {
   moved.ring = store_.ring;
   std::swap(store_, moved);
   if (cold_ == nullptr) {
-    work.ForRows(
-        bounds_.high_water, vector_quads(),
-        device::MoveRows{from.rows, from.layout, View().rows, store_.layout, initial_state_});
+    work.ForRows(bounds_.high_water, vector_quads(),
+                 device::MoveRows{from, View(), initial_state_});
   } else {
     work.ForEach(1, device::ForgetFree{counters()});
     bounds_ = Bounds();

@@ -4,15 +4,17 @@
 // as a fraction of the ring, select its home bucket; its probe may continue to any later bucket.
 // Therefore
 //
-// - a probe is two dependent reads, bucket and row, without a directory,
+// - a probe is two dependent reads, bucket and head, without a directory,
 // - every key finds a place while a slot is free,
 // - the ring grows by a rebuild from its own slots into a larger one. On a GPU this is cheap enough
 //   to do at once (a read of all buckets and all keys). Splitting single segments would need the
 //   host in every batch.
 //
-// Rows. A table has two tiers: the rows with ids below `split` are in device memory, the others in
-// host memory that kernels can access. A row's id therefore says where the row is, and a row that
-// moves gets another id.
+// Rows. A row is a head (key and times, RowHead) and its contents (vector and state). A table has
+// two tiers: the contents of rows with ids below `split` are in device memory, the others in host
+// memory that kernels can access. A row's id therefore says where its contents are, and a row that
+// moves gets another id. The heads of all rows are in device memory: to find a key, to check that a
+// row still belongs to it, and to time a row reads nothing from host memory.
 #ifndef DYNEMB_DEVICE_FLAT_INDEX_H_
 #define DYNEMB_DEVICE_FLAT_INDEX_H_
 
@@ -52,11 +54,12 @@ inline uint64_t BucketsFor(uint64_t keys, double max_load) {
   return static_cast<uint64_t>(static_cast<double>(keys) / (max_load * kSlotsPerBucket)) + 1;
 }
 
+// The contents of rows.
 struct TieredRows {
   char* device = nullptr;
   char* host = nullptr;
   uint64_t split = 0;
-  uint64_t stride = 0;
+  uint64_t stride = 0;  // RowLayout::content_bytes, a multiple of 16
 
   DYNEMB_HD char* At(RowId row) const {
     return row < split ? device + row * stride : host + (row - split) * stride;
@@ -90,21 +93,28 @@ DYNEMB_HD inline void StoreKey(void* keys, size_t key_size, size_t i, uint64_t k
   }
 }
 
-// The part of a table that kernels need. Rows and their vectors begin at multiples of 16 bytes, so
-// the four bytes before the vector are unused. They hold the free list: its i-th entry is in row i,
-// whatever key that row holds.
+struct alignas(16) RowHead {
+  uint64_t key;  // a key of 32 bits is in the low ones
+  Stamp update;  // the last update; 0: the row is free
+  RowId free;    // the free list: its i-th entry is in the head of row i, whatever key that row has
+};
+
+// The part of a table that kernels need. `layout` is that of a row in one piece, as copies have it:
+// the fields of the head, followed by the contents.
 struct DeviceView {
   FlatRing ring;
+  RowHead* heads = nullptr;
   TieredRows rows;
   RowLayout layout;
 
-  DYNEMB_HD char* RowAt(RowId row) const { return rows.At(row); }
-  DYNEMB_HD uint64_t KeyAt(RowId row) const { return KeyArray{rows.At(row), layout.key_size}[0]; }
-  DYNEMB_HD uint64_t HashOf(uint64_t key) const { return HashKey(key, ring.salt); }
-  DYNEMB_HD RowId* FreeRow(uint64_t i) const {
-    return reinterpret_cast<RowId*>(rows.At(static_cast<RowId>(i)) + kFreeOffset);
+  DYNEMB_HD uint64_t KeyAt(RowId row) const { return heads[row].key; }
+  DYNEMB_HD Stamp* UpdateAt(RowId row) const { return &heads[row].update; }
+  DYNEMB_HD char* VectorAt(RowId row) const { return rows.At(row); }
+  DYNEMB_HD float* StateAt(RowId row) const {
+    return reinterpret_cast<float*>(rows.At(row) + (layout.state_offset - layout.vector_offset));
   }
-  static constexpr size_t kFreeOffset = 12;
+  DYNEMB_HD uint64_t HashOf(uint64_t key) const { return HashKey(key, ring.salt); }
+  DYNEMB_HD RowId* FreeRow(uint64_t i) const { return &heads[i].free; }
   DYNEMB_HD bool InDevice(RowId row) const { return row < rows.split; }
   // The slot of a key; no bucket if it has none.
   template <class Lanes>

@@ -139,8 +139,7 @@ struct CountFound {
 // row if rows may move between tiers and `row` is not kNoRow, or kNoRow.
 template <class Lanes>
 DYNEMB_HD RowId ResolvedRow(Lanes& lanes, const TableView& table, uint64_t key, RowId row) {
-  if (row < table.counters->high_water && *table.layout.update(table.RowAt(row)) != 0 &&
-      table.KeyAt(row) == key) {
+  if (row < table.counters->high_water && *table.UpdateAt(row) != 0 && table.KeyAt(row) == key) {
     return row;
   }
   return table.rows_move && row != kNoRow ? table.Find(lanes, key).row : kNoRow;
@@ -183,7 +182,7 @@ struct ReadVectors {
     const size_t bytes = view.layout.vector_bytes();
     char* to = vectors + i * bytes;
     if (IsRow(rows[i])) {
-      CopyBytes(lanes, to, view.layout.vector(view.RowAt(rows[i])), bytes);
+      CopyBytes(lanes, to, view.VectorAt(rows[i]), bytes);
     } else if (otherwise != nullptr) {
       CopyBytes(lanes, to, otherwise, bytes);
     } else if (refused_is_zero && IsRefused(rows[i])) {
@@ -210,37 +209,37 @@ struct ReadColumns {
   DYNEMB_HD void operator()(Lanes& lanes, size_t i) const {
     const RowLayout& l = view.layout;
     const RowId row = rows[i];
-    const char* at = row == kNoRow ? nullptr : view.RowAt(row);
-    if (lanes.rank() == 0 && at != nullptr) {
+    const bool has_row = row != kNoRow;
+    if (lanes.rank() == 0 && has_row) {
       if (to.keys != nullptr) StoreKey(to.keys, l.key_size, i, view.KeyAt(row));
-      if (to.updates != nullptr) to.updates[i] = *l.update(at);
+      if (to.updates != nullptr) to.updates[i] = *view.UpdateAt(row);
     }
-    if (to.scores != nullptr && at != nullptr) {
+    if (to.scores != nullptr && has_row) {
       const SlotRef slot = view.Find(lanes, view.KeyAt(row));
       if (lanes.rank() == 0) to.scores[i] = AtomicLoad(&slot.bucket->score[slot.slot]);
     }
-    if (to.vectors != nullptr && at != nullptr) {
-      CopyBytes(lanes, static_cast<char*>(to.vectors) + i * l.vector_bytes(), l.vector(at),
+    if (to.vectors != nullptr && has_row) {
+      CopyBytes(lanes, static_cast<char*>(to.vectors) + i * l.vector_bytes(), view.VectorAt(row),
                 l.vector_bytes());
     }
     if (float_vectors != nullptr) {
       float* vector = float_vectors + i * static_cast<size_t>(l.dim);
       ForEachQuad(lanes, l.dim, [&](int64_t first, int n) {
-        StoreQuad(at == nullptr ? Quad<float>{} : LoadColumns(l.dtype, l.vector(at), first, n), n,
+        StoreQuad(has_row ? LoadColumns(l.dtype, view.VectorAt(row), first, n) : Quad<float>{}, n,
                   vector + first);
       });
     }
     if (to.state != nullptr && l.state_width != 0) {
       float* state = to.state + i * static_cast<size_t>(l.state_width);
       ForEachQuad(lanes, l.state_width, [&](int64_t first, int n) {
-        StoreQuad(at == nullptr ? Quad<float>{} : LoadQuad(l.state(at) + first, n), n,
+        StoreQuad(has_row ? LoadQuad(view.StateAt(row) + first, n) : Quad<float>{}, n,
                   state + first);
       });
     }
   }
 };
 
-// copies[i] = all bytes of rows[i].
+// copies[i] = rows[i] in one piece (RowLayout). If that is kNoRow, the copy's last update is 0.
 struct CopyRows {
   DeviceView view;
   const RowId* rows;
@@ -248,7 +247,14 @@ struct CopyRows {
 
   template <class Lanes>
   DYNEMB_HD void operator()(Lanes& lanes, size_t i) const {
-    CopyBytes(lanes, copies + i * view.layout.stride, view.RowAt(rows[i]), view.layout.stride);
+    const RowLayout& l = view.layout;
+    const RowId row = rows[i];
+    char* const to = copies + i * l.stride;
+    if (lanes.rank() == 0) {
+      if (row != kNoRow) StoreKey(to, l.key_size, 0, view.KeyAt(row));
+      *l.update(to) = row != kNoRow ? *view.UpdateAt(row) : 0;
+    }
+    if (row != kNoRow) CopyBytes(lanes, l.vector(to), view.VectorAt(row), l.content_bytes());
   }
 };
 
@@ -267,7 +273,7 @@ struct CompareUpdates {
       changed[i] = rows[i] == kNoRow || rows[i] != rows_before[i];
       return;
     }
-    const Tick updated = stamps.Decode(*view.layout.update(view.RowAt(rows[i])));
+    const Tick updated = stamps.Decode(*view.UpdateAt(rows[i]));
     const bool is_new = rows_before[i] == kNoRow && updated == now;
     changed[i] = (updated > since && !is_new) || last_step > since;
   }
@@ -378,8 +384,7 @@ struct FlagSelected {
   template <class Lanes>
   DYNEMB_HD bool IsSelected(Lanes& lanes, size_t i) const {
     const auto row = static_cast<RowId>(begin + i);
-    const char* at = view.RowAt(row);
-    const Stamp updated = *view.layout.update(at);
+    const Stamp updated = *view.UpdateAt(row);
     if (!after(updated) || stamps.Decode(updated) > where.updated_until) return false;
     const uint64_t key = view.KeyAt(row);
     if (!where.AllowsKey(key_type, key)) return false;
@@ -396,7 +401,7 @@ struct FlagSelected {
       const int count = static_cast<int>(dim - first < kQuad ? dim - first : kQuad);
       const Quad<float> quad =
           vectors != nullptr ? LoadQuad(vectors + i * static_cast<size_t>(dim) + first, count)
-                             : LoadColumns(view.layout.dtype, view.layout.vector(at), first, count);
+                             : LoadColumns(view.layout.dtype, view.VectorAt(row), first, count);
       for (int c = 0; c < count; ++c) square += static_cast<double>(quad.at[c]) * quad.at[c];
     }
     return where.AllowsSquare(square);
@@ -440,7 +445,7 @@ struct ClampUpdates {
   DeviceView view;
   Stamps stamps;
   DYNEMB_HD void operator()(size_t r) const {
-    Stamp* update = view.layout.update(view.RowAt(static_cast<RowId>(r)));
+    Stamp* update = view.UpdateAt(static_cast<RowId>(r));
     *update = stamps.Clamp(*update);
   }
 };

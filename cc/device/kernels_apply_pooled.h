@@ -129,9 +129,9 @@ struct SteppedSums {
 
   // The table fields that a step reads; kept in registers while a window is summed.
   struct Target {
+    RowHead* heads;
     TieredRows rows;
-    uint32_t update, vector, state;  // offsets in a row
-    uint32_t mark;                   // likewise
+    uint32_t state, mark;  // offsets in a row's contents
     int64_t dim;
     Stamp now;
     float step_mark;
@@ -155,10 +155,9 @@ struct SteppedSums {
     const TableView& table = tables[t];
     const RowLayout& l = table.layout;
     Target target{};
+    target.heads = table.heads;
     target.rows = table.rows;
-    target.update = static_cast<uint32_t>(l.key_size);
-    target.vector = static_cast<uint32_t>(l.vector_offset);
-    target.state = static_cast<uint32_t>(l.state_offset);
+    target.state = static_cast<uint32_t>(l.state_offset - l.vector_offset);
     target.mark = target.state + static_cast<uint32_t>(l.state_bytes() - sizeof(float));
     target.dim = l.dim;
     target.now = table.now;
@@ -175,7 +174,7 @@ struct SteppedSums {
   DYNEMB_HD DYNEMB_INLINE void Prefetch(const Target& target, RowId place, int64_t column) const {
     if (!IsRow(place)) return;
     const char* const at = target.rows.At(place) + column * static_cast<int64_t>(sizeof(float));
-    device::Prefetch(at + target.vector);
+    device::Prefetch(at);
     for (int k = 0; k < Formula::kStates; ++k) {
       device::Prefetch(at + target.state + static_cast<size_t>(k * target.dim) * sizeof(float));
     }
@@ -186,15 +185,13 @@ struct SteppedSums {
     char* const row = target.rows.At(place);
     auto* const state = reinterpret_cast<float*>(row + target.state);
     RowQuad<Formula> quad;
-    quad.template Load<true>(DType::kFloat32, target.dim, row + target.vector, state, column,
-                             kQuad);
+    quad.template Load<true>(DType::kFloat32, target.dim, row, state, column, kQuad);
     quad.Step(coefficients, sum);
-    quad.template Store<true>(DType::kFloat32, target.dim, row + target.vector, state, Rounding{},
-                              column, kQuad);
+    quad.template Store<true>(DType::kFloat32, target.dim, row, state, Rounding{}, column, kQuad);
     if (!IsFinite(sum)) AtomicStore(&nonfinite[stepped[number].position], 1u);
     if (column != 0) return;
     if (target.step_mark >= 0) *reinterpret_cast<float*>(row + target.mark) = target.step_mark;
-    *reinterpret_cast<Stamp*>(row + target.update) = target.now;
+    target.heads[place].update = target.now;
   }
 };
 

@@ -28,10 +28,10 @@ struct BringRows {
     const TableView& table = tables.Of(i);
     if (table.steps == nullptr || table.formula != formula) return;
     const RowLayout& l = table.layout;
-    char* row = table.RowAt(rows[i]);
+    float* const state = table.StateAt(rows[i]);
     uint32_t missed = 0;
     if (lanes.rank() == 0) {
-      auto* const mark = reinterpret_cast<uint32_t*>(l.state(row) + l.state_width - 1);
+      auto* const mark = reinterpret_cast<uint32_t*>(state + l.state_width - 1);
       const uint32_t was = AtomicLoad(mark);
       missed = static_cast<uint32_t>(table.steps->Missed(BitsToFloat(was)));
       const uint32_t now = FloatBits(table.steps->mark());
@@ -42,8 +42,8 @@ struct BringRows {
     Rounding of_key = table.rounding;
     of_key.step = table.bring_step;
     of_key.key = table.KeyAt(rows[i]);
-    BringColumns<Formula>(lanes, *table.steps, missed, l.dtype, l.dim, l.vector(row), l.state(row),
-                          of_key);
+    BringColumns<Formula>(lanes, *table.steps, missed, l.dtype, l.dim, table.VectorAt(rows[i]),
+                          state, of_key);
   }
 };
 
@@ -82,7 +82,7 @@ struct ListLive {
 
   DYNEMB_HD void operator()(size_t i) const {
     const auto row = static_cast<RowId>(begin + i);
-    const bool live = begin + i < counters->high_water && *view.layout.update(view.RowAt(row)) != 0;
+    const bool live = begin + i < counters->high_water && *view.UpdateAt(row) != 0;
     rows[i] = live ? row : kNoRow;
   }
 };
@@ -95,7 +95,7 @@ struct MarkRows {
 
   DYNEMB_HD void operator()(size_t i) const {
     if (rows[i] == kNoRow) return;
-    view.layout.state(view.RowAt(rows[i]))[view.layout.state_width - 1] = mark;
+    view.StateAt(rows[i])[view.layout.state_width - 1] = mark;
   }
 };
 

@@ -73,14 +73,15 @@ struct FillMoved {
 
   template <class Lanes>
   DYNEMB_HD void operator()(Lanes& lanes, const TableView& table, size_t i, uint64_t,
-                            char* row) const {
+                            RowId row) const {
     const RowLayout& l = table.layout;
     const uint32_t p = parts.IndexOf(i);
     const size_t r = i - parts.begin(p);
-    CopyBytes(lanes, l.vector(row), parts[p].vectors + r * l.vector_bytes(), l.vector_bytes());
-    CopyBytes(lanes, l.state(row), parts[p].state + r * static_cast<size_t>(l.state_width),
+    CopyBytes(lanes, table.VectorAt(row), parts[p].vectors + r * l.vector_bytes(),
+              l.vector_bytes());
+    CopyBytes(lanes, table.StateAt(row), parts[p].state + r * static_cast<size_t>(l.state_width),
               l.state_bytes());
-    if (lanes.rank() == 0) *l.update(row) = updates[i];
+    if (lanes.rank() == 0) *table.UpdateAt(row) = updates[i];
   }
 };
 
@@ -105,24 +106,6 @@ struct ReadLeavingRooms {
     const uint64_t pinned = table.num_pinned != nullptr ? *table.num_pinned : 0;
     rooms[t] = {end, end - sums[tables.begin(index)], static_cast<uint32_t>(table.counters->size()),
                 static_cast<uint32_t>(pinned)};
-  }
-};
-
-// copies[i] = all bytes of rows[i]. If that is kNoRow, the copy's last update is 0.
-struct CopyLeaving {
-  DeviceView view;
-  const RowId* rows;
-  char* copies;
-
-  template <class Lanes>
-  DYNEMB_HD void operator()(Lanes& lanes, size_t i) const {
-    const RowLayout& l = view.layout;
-    char* const to = copies + i * l.stride;
-    if (rows[i] != kNoRow) {
-      CopyBytes(lanes, to, view.RowAt(rows[i]), l.stride);
-    } else if (lanes.rank() == 0) {
-      *l.update(to) = 0;
-    }
   }
 };
 

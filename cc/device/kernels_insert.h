@@ -200,15 +200,15 @@ struct ListEvicted {
 struct FillInitial {
   template <class Lanes>
   DYNEMB_HD void operator()(Lanes& lanes, const TableView& table, size_t, uint64_t key,
-                            char* row) const {
-    FillInitialVector(lanes, table.initial, key, table.layout.dtype, table.layout.vector(row));
+                            RowId row) const {
+    FillInitialVector(lanes, table.initial, key, table.layout.dtype, table.VectorAt(row));
   }
 };
 
 // Does nothing: the caller writes the vectors.
 struct FillNothing {
   template <class Lanes>
-  DYNEMB_HD void operator()(Lanes&, const TableView&, size_t, uint64_t, char*) const {}
+  DYNEMB_HD void operator()(Lanes&, const TableView&, size_t, uint64_t, RowId) const {}
 };
 
 template <class Fill>
@@ -219,16 +219,15 @@ struct FillRows {
   DYNEMB_HD size_t Items() const { return added.count(); }
   template <class Lanes>
   DYNEMB_HD void operator()(Lanes& lanes, size_t j) const {
-    if (added.new_rows[j] == kNoRow) return;
+    const RowId row = added.new_rows[j];
+    if (row == kNoRow) return;
     const TableView& table = added.tables[added.TableOf(j)];
-    const RowLayout& l = table.layout;
     const uint64_t key = added.key(j);
-    char* row = table.RowAt(added.new_rows[j]);
     if (lanes.rank() == 0) {
-      StoreKey(row, l.key_size, 0, key);
-      *l.update(row) = table.now;
+      table.heads[row].key = key;
+      table.heads[row].update = table.now;
     }
-    CopyBytes(lanes, l.state(row), table.initial_state, l.state_bytes());
+    CopyBytes(lanes, table.StateAt(row), table.initial_state, table.layout.state_bytes());
     fill(lanes, table, added.positions[j], key, row);
   }
 };

@@ -97,6 +97,7 @@ template <class Source>
 struct PoolBags {
   using Part = PoolPart<Source>;
   using Vectors = typename Source::Vectors;
+  static constexpr unsigned int kLeastBlocks = Source::kLeastBlocks;
 
   Source source;
   Parts<Part> parts;

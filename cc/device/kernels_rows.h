@@ -29,10 +29,9 @@ struct WriteVectors {
   template <class Lanes>
   DYNEMB_HD void operator()(Lanes& lanes, size_t i) const {
     if (rows[i] == kNoRow || (places != nullptr && places[of[i]] != i)) return;
-    const RowLayout& l = view.layout;
-    char* row = view.RowAt(rows[i]);
-    CopyBytes(lanes, l.vector(row), vectors + i * l.vector_bytes(), l.vector_bytes());
-    if (lanes.rank() == 0) *l.update(row) = now;
+    const size_t bytes = view.layout.vector_bytes();
+    CopyBytes(lanes, view.VectorAt(rows[i]), vectors + i * bytes, bytes);
+    if (lanes.rank() == 0) *view.UpdateAt(rows[i]) = now;
   }
 };
 
@@ -52,11 +51,10 @@ struct WriteFloats {
   DYNEMB_HD void operator()(Lanes& lanes, size_t i) const {
     if (rows[i] == kNoRow) return;
     const RowLayout& l = view.layout;
-    char* row = view.RowAt(rows[i]);
     Rounding of_key = rounding;
     of_key.key = keys[i];
     const float* from = vectors + i * static_cast<size_t>(l.dim);
-    UpdateVector(lanes, l.dtype, l.dim, l.vector(row), of_key,
+    UpdateVector(lanes, l.dtype, l.dim, view.VectorAt(rows[i]), of_key,
                  [&](int64_t first, int n, Quad<float>* v) {
                    const Quad<float> given = LoadQuad(from + first, n);
                    for (int c = 0; c < kQuad; ++c) {
@@ -64,10 +62,10 @@ struct WriteFloats {
                    }
                  });
     if (state != nullptr) {
-      CopyBytes(lanes, l.state(row), state + i * static_cast<size_t>(l.state_width),
+      CopyBytes(lanes, view.StateAt(rows[i]), state + i * static_cast<size_t>(l.state_width),
                 l.state_bytes());
     }
-    if (lanes.rank() == 0) *l.update(row) = now;
+    if (lanes.rank() == 0) *view.UpdateAt(rows[i]) = now;
   }
 };
 
@@ -118,7 +116,7 @@ struct ApplyGradients {
     for (size_t i = begin; i < end; ++i) {
       if (!IsRow(rows[i])) continue;
       const char* const row = rows_of.At(rows[i]);
-      for (size_t at = l.vector_offset + first; at < l.stride; at += by) Prefetch(row + at);
+      for (size_t at = first; at < l.content_bytes(); at += by) Prefetch(row + at);
       const auto* const gradient =
           reinterpret_cast<const char*>(gradients + (i - begin) * static_cast<size_t>(l.dim));
       const size_t bytes = static_cast<size_t>(l.dim) * sizeof(float);
@@ -134,19 +132,23 @@ struct ApplyGradients {
                                      const float* gradients, size_t begin, size_t end) const {
     const float step_mark = table.step_mark;
     const Stamp now = table.now;
+    RowHead* const heads = table.heads;
+    const size_t state_at = l.state_offset - l.vector_offset;
     Rounding rounding{};
     if (!kWhole) rounding = table.rounding;  // float32 is not rounded
     for (size_t i = begin; i < end; ++i) {
       if (!IsRow(rows[i])) continue;
-      char* const row = rows_of.At(rows[i]);
+      const RowId id = rows[i];
+      char* const row = rows_of.At(id);
+      auto* const state = reinterpret_cast<float*>(row + state_at);
       const float* const gradient = gradients + (i - begin) * static_cast<size_t>(l.dim);
       if (!kWhole) rounding.key = keys[i];
-      const bool finite = ApplyToRow<Formula, kWhole>(
-          lanes, coefficients, l.dtype, l.dim, l.vector(row), l.state(row), gradient, rounding);
+      const bool finite = ApplyToRow<Formula, kWhole>(lanes, coefficients, l.dtype, l.dim, row,
+                                                      state, gradient, rounding);
       if (!finite) AtomicStore(&nonfinite[i], 1u);
       if (lanes.rank() != 0) continue;
-      if (step_mark >= 0) l.state(row)[l.state_width - 1] = step_mark;
-      *l.update(row) = now;
+      if (step_mark >= 0) state[l.state_width - 1] = step_mark;
+      heads[id].update = now;
     }
   }
 };
@@ -191,7 +193,7 @@ struct WriteStates {
   template <class Lanes>
   DYNEMB_HD void operator()(Lanes& lanes, size_t i) const {
     const RowLayout& l = view.layout;
-    float* const to = l.state(view.RowAt(rows[i]));
+    float* const to = view.StateAt(rows[i]);
     const float* const from =
         state != nullptr ? state + i * static_cast<size_t>(l.state_width) : initial_state;
     const bool has_mark = mark >= 0;
@@ -216,7 +218,7 @@ struct WriteTimes {
     const uint64_t key = view.KeyAt(rows[i]);
     const SlotRef at = view.Find(lanes, key);
     if (lanes.rank() != 0) return;
-    *view.layout.update(view.RowAt(rows[i])) = stamps.Encode(base + updates[i]);
+    *view.UpdateAt(rows[i]) = stamps.Encode(base + updates[i]);
     Score score = scores != nullptr ? scores[i] : new_score;
     if (by_time) score = stamps.Encode(base + (scores != nullptr ? scores : updates)[i]);
     AtomicStore(&at.bucket->score[at.slot], score);
@@ -302,15 +304,14 @@ struct FreeRows {
   template <class Lanes>
   DYNEMB_HD void operator()(Lanes& lanes, size_t i) const {
     if (gone[i] == kNoRow) return;
-    char* row = view.RowAt(gone[i]);
     if (wipe) {
-      // All bytes, the update among them, except the four that hold the free list.
-      for (size_t w = lanes.rank(); w < view.layout.stride / 4; w += lanes.width()) {
-        if (w != DeviceView::kFreeOffset / 4) reinterpret_cast<uint32_t*>(row)[w] = 0;
-      }
+      auto* const words = reinterpret_cast<uint32_t*>(view.VectorAt(gone[i]));
+      const size_t count = view.layout.content_bytes() / sizeof(*words);
+      for (size_t w = lanes.rank(); w < count; w += lanes.width()) words[w] = 0;
     }
     if (lanes.rank() != 0) return;
-    if (!wipe) *view.layout.update(row) = 0;
+    if (wipe) view.heads[gone[i]].key = 0;
+    *view.UpdateAt(gone[i]) = 0;
     *view.FreeRow(counters->free_count + sums[i]) = gone[i];
   }
 };
@@ -366,23 +367,18 @@ struct MoveSlots {
   }
 };
 
-// Copies row r to its address in another layout. Its state becomes the initial state.
+// Copies row r to memory of another layout. Its state becomes the initial state.
 struct MoveRows {
-  TieredRows from;
-  RowLayout from_layout;
-  TieredRows to;
-  RowLayout to_layout;
+  DeviceView from;
+  DeviceView to;
   const float* initial_state;
 
   template <class Lanes>
   DYNEMB_HD void operator()(Lanes& lanes, size_t r) const {
     const auto row = static_cast<RowId>(r);
-    const char* source = from.At(row);
-    char* target = to.At(row);
-    CopyBytes(lanes, target, source, from_layout.vector_offset);
-    CopyBytes(lanes, to_layout.vector(target), from_layout.vector(source),
-              from_layout.vector_bytes());
-    CopyBytes(lanes, to_layout.state(target), initial_state, to_layout.state_bytes());
+    if (lanes.rank() == 0) to.heads[row] = from.heads[row];
+    CopyBytes(lanes, to.VectorAt(row), from.VectorAt(row), from.layout.vector_bytes());
+    CopyBytes(lanes, to.StateAt(row), initial_state, to.layout.state_bytes());
   }
 };
 

@@ -127,7 +127,7 @@ struct LookAtPlaces {
     auto row = static_cast<RowId>((table.state->hand + w) % view.rows.split);
     uint32_t order = 0;
     const bool is_due = candidates.rows[tables.slot_begins[t] + w / kPlacesEach] != kNoRow;
-    if (is_due && row < table.counters->high_water && *view.layout.update(view.RowAt(row)) != 0) {
+    if (is_due && row < table.counters->high_water && *view.UpdateAt(row) != 0) {
       const SlotRef at = view.Find(lanes, view.KeyAt(row));
       order = AtomicLoad(&at.bucket->score[at.slot]);
       if (table.by_time) {
@@ -169,7 +169,7 @@ struct PairUp {
     if (swap.host_row != kNoRow && swap.device_row != kNoRow &&
         IsHotter(table.strategy, candidates.OrderOf(candidate), places.OrderOf(place)) &&
         !view.InDevice(swap.host_row) && swap.host_row < table.counters->high_water &&
-        *view.layout.update(view.RowAt(swap.host_row)) != 0) {
+        *view.UpdateAt(swap.host_row) != 0) {
       const SlotRef host = view.Find(lanes, view.KeyAt(swap.host_row));
       const SlotRef device = view.Find(lanes, view.KeyAt(swap.device_row));
       swap.host_slot = &host.bucket->row[host.slot];
@@ -208,19 +208,22 @@ struct SwapRows {
     const Swap swap = swaps[i];
     if (swap.host_slot == nullptr) return;
     const DeviceView& view = tables.tables[RangeOf(tables.pair_begins, tables.count, i)].view;
-    auto* host = reinterpret_cast<Quad<float>*>(view.RowAt(swap.host_row));
-    auto* device = reinterpret_cast<Quad<float>*>(view.RowAt(swap.device_row));
-    for (size_t w = lanes.rank(); w < view.layout.stride / sizeof(*host); w += lanes.width()) {
-      Quad<float> from_host = host[w], from_device = device[w];
-      if (w == DeviceView::kFreeOffset / sizeof(*host)) {  // the free list does not move
-        const float in_host = from_host.at[3];
-        from_host.at[3] = from_device.at[3];
-        from_device.at[3] = in_host;
-      }
-      host[w] = from_device;
+    auto* host = reinterpret_cast<Quad<float>*>(view.VectorAt(swap.host_row));
+    auto* device = reinterpret_cast<Quad<float>*>(view.VectorAt(swap.device_row));
+    const size_t count = view.layout.content_bytes() / sizeof(*host);
+    for (size_t w = lanes.rank(); w < count; w += lanes.width()) {
+      const Quad<float> from_host = host[w];
+      host[w] = device[w];
       device[w] = from_host;
     }
     if (lanes.rank() != 0) return;
+    RowHead& host_head = view.heads[swap.host_row];
+    RowHead& device_head = view.heads[swap.device_row];
+    const RowHead from_host = host_head;
+    host_head.key = device_head.key;  // the free list does not move
+    host_head.update = device_head.update;
+    device_head.key = from_host.key;
+    device_head.update = from_host.update;
     *swap.host_slot = swap.device_row;
     *swap.device_slot = swap.host_row;
   }

@@ -84,7 +84,7 @@ struct AdmissionView {
 DYNEMB_HD inline bool HasExpired(const Expired& expired, const DeviceView& view,
                                  const SlotRef& at) {
   return expired(expired.by_access ? AtomicLoad(&at.bucket->score[at.slot])
-                                   : *view.layout.update(view.RowAt(at.row)));
+                                   : *view.UpdateAt(at.row));
 }
 
 // A table, and its share of a batch.

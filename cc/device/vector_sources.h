@@ -34,7 +34,9 @@ namespace dynemb::device {
 // is at first_id + p. An id whose row is kNoRow counts as the initial vector of its key. An id
 // whose key was refused counts as zeros or as that vector, or is absent (cc/table/admission.h).
 struct TableVectors {
-  static constexpr uint32_t kInFlight = 8;  // of PoolBags
+  // Of PoolBags. Without the number of blocks, ptxas spills in teams of four, to get a few more.
+  static constexpr uint32_t kInFlight = 8;
+  static constexpr unsigned int kLeastBlocks = 10;
   struct Part {
     uint32_t first_id = 0;
     uint32_t table = 0;        // index in TableViews
@@ -60,9 +62,7 @@ struct TableVectors {
     DYNEMB_HD DYNEMB_INLINE CountedRows counted() const {
       return {part_.some_absent ? source_.rows + part_.first_id : nullptr};
     }
-    DYNEMB_HD DYNEMB_INLINE const char* Vector(RowId row) const {
-      return table_.layout.vector(table_.RowAt(row));
-    }
+    DYNEMB_HD DYNEMB_INLINE const char* Vector(RowId row) const { return table_.VectorAt(row); }
     // Whether all vectors are whole (row_math.h).
     DYNEMB_HD DYNEMB_INLINE bool AreWhole() const { return IsWhole(table_.layout); }
     DYNEMB_HD DYNEMB_INLINE Quad<float> Columns(uint32_t position, int64_t first, int n) const {
@@ -82,6 +82,7 @@ struct TableVectors {
 // as zeros.
 struct IndexedVectors {
   static constexpr uint32_t kInFlight = 4;
+  static constexpr unsigned int kLeastBlocks = 0;
   struct Part {
     const uint32_t* index = nullptr;    // [nnz]
     size_t n = 0;                       // rows

@@ -55,8 +55,8 @@ class Rows {
 
   Rows(DType dtype, int64_t dim, size_t key_size, uint64_t seed, Random* random)
       : layout_(key_size, dtype, dim, 2, 16),
-        device_(kSplit * layout_.stride / sizeof(Quad<float>)),
-        host_((kCount - kSplit) * layout_.stride / sizeof(Quad<float>)) {
+        device_(kSplit * layout_.content_bytes() / sizeof(Quad<float>)),
+        host_((kCount - kSplit) * layout_.content_bytes() / sizeof(Quad<float>)) {
     std::vector<ColumnInit> columns = {{InitKind::kNormal, 0.5f, 2.0f}};
     if (seed % 2 == 0) {
       columns.resize(static_cast<size_t>(dim));
@@ -67,18 +67,18 @@ class Rows {
     }
     EXPECT_TRUE(Initializer::Create(columns, dim, seed, &initializer_).ok());
     for (RowId row = 0; row < kCount; ++row) {
-      char* const at = View().RowAt(row);
-      memset(at, kGuard, layout_.stride);
+      char* const at = View().VectorAt(row);
+      memset(at, kGuard, layout_.content_bytes());
       std::vector<float> vector(static_cast<size_t>(dim));
       for (float& v : vector) v = Number(random, row >= kFirstSpecial);
-      StoreVector(dtype, vector.data(), dim, layout_.vector(at));
+      StoreVector(dtype, vector.data(), dim, at);
     }
   }
 
   TableView View() {
     TableView view;
     view.rows = {reinterpret_cast<char*>(device_.data()), reinterpret_cast<char*>(host_.data()),
-                 kSplit, layout_.stride};
+                 kSplit, layout_.content_bytes()};
     view.layout = layout_;
     view.initial = {initializer_.seed(), initializer_.dim(), initializer_.runs().data(),
                     static_cast<uint32_t>(initializer_.runs().size())};
@@ -90,7 +90,7 @@ class Rows {
   std::vector<char> Vector(RowId row, uint64_t key) {
     std::vector<char> vector(layout_.vector_bytes());
     if (row != kNoRow) {
-      memcpy(vector.data(), layout_.vector(View().RowAt(row)), vector.size());
+      memcpy(vector.data(), View().VectorAt(row), vector.size());
     } else {
       std::vector<float> floats(static_cast<size_t>(layout_.dim));
       initializer_.Fill(key, floats.data());

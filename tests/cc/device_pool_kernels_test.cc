@@ -288,7 +288,7 @@ TYPED_TEST(DevicePoolKernels, SpecialNumbersByHand) {
   for (const Case& c : cases) batch.AddBag(0, c.combiner, c.rows, c.weights);
   Rows& rows = batch.RowsOf(*batch.tasks()[0]);
   for (RowId row = 0; row < std::size(values); ++row) {
-    memcpy(rows.layout().vector(rows.View().RowAt(row)), &values[row], sizeof(float));
+    memcpy(rows.View().VectorAt(row), &values[row], sizeof(float));
   }
   std::vector<Pooled> got = PoolOnDevice<TypeParam>(&batch);
   for (size_t i = 0; i < std::size(cases); ++i) {

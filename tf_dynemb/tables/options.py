@@ -143,7 +143,8 @@ class TableOptions:
             admits an id whose key has no row.
         max_hbm_for_vectors: the GB (2^30 bytes) of GPU memory that the rows of a "hybrid" table may
             occupy, vectors and optimizer state, allocated as needed. 0: all rows are in host
-            memory, and the index is in GPU memory. None: 16. Other types ignore it.
+            memory, but their index, keys and times are in GPU memory. None: 16. Other types ignore
+            it.
         max_dram_for_vectors: the GB (2^30 bytes) of host memory that the rows of a table with
             `file_path` may occupy: keys, vectors and optimizer state. The rows of one step must fit
             in it, together with max_hbm_for_vectors if a GPU is used. The index of the rows in
