@@ -57,7 +57,7 @@ BUDGETS = {
     "ApplyGradients<Rmsprop<true, true>>": Use(96),
     "FindKeys": Use(40),
     "ClaimSlots": Use(32),
-    "EvictSlots": Use(32, stack=16, spilled=24),
+    "EvictSlots": Use(40),
     "FillRows<FillInitial>": Use(45),
     # The kernels for rows that change tiers.
     "PairUp": Use(32, stack=8, spilled=8),

@@ -9,17 +9,18 @@
 //
 //   pool      Pool, all keys present         backward   SumGradients
 //   pool new  Pool, one id in 20 is new      apply      Apply, on the rows that Pool found
-//   pooled    ApplyPooled: backward and apply in one call
+//   evaluate  Pool that inserts no keys      pooled     ApplyPooled: backward and apply in one call
 //   step      pool, pooled
 //   step of 3 pool, backward, apply
 //
 // A few batches are drawn ahead. A line processes them without waiting, and then others are drawn.
-// Rows change tiers once per step: `pool` and the steps include that, `apply` and `pooled` do not.
+// Rows change tiers once per step: `pool` and the steps include that, `apply` and `pooled` do not,
+// and evaluation only notes rows that would. A bag of one id is also a lookup without pooling.
 //
 // Mids/s counts input ids. MB is the minimum to move: for `pool` and `backward`, the key and row id
 // of each id, and the pooled vector of each bag or its gradient; and once per distinct key
 //
-//   pool      a bucket of 64 bytes, the row's head (16 bytes) and vector
+//   pool      a bucket of 64 bytes, the row's head (16 bytes) and vector; evaluate: the same
 //   pool new  the same; for new keys also the bucket, written, and the state
 //   backward  key, row id and sum, written
 //   apply     the same, read, and the row, read and written
@@ -201,7 +202,7 @@ class LookupsBenchmark {
     }
   }
 
-  void Pool(Batch* batch) {
+  void Pool(Batch* batch, bool insert = true) {
     std::vector<PoolTask> tasks(kTables);
     for (size_t t = 0; t < kTables; ++t) {
       const size_t first_id = t * bags_[t].nnz(), first_bag = t * bags_[t].num_bags();
@@ -212,7 +213,7 @@ class LookupsBenchmark {
       tasks[t].combiner = combiner_;
       tasks[t].pooled = pooled_ + first_bag * dim();
     }
-    Require(lookups_.Pool(exec_, tasks, ++tick_, /*insert=*/true));
+    Require(lookups_.Pool(exec_, tasks, ++tick_, insert));
   }
 
   // The gradient of the pooled vectors of a table.
@@ -333,6 +334,8 @@ class LookupsBenchmark {
     const TableStats before = Stats();
     const double pool_seconds = bench_.Seconds(each(pool), [&] { Draw(); });
     const TableStats after = Stats();
+    const double evaluate_seconds =
+        bench_.Seconds(each([&](Batch* batch) { Pool(batch, /*insert=*/false); }), [&] { Draw(); });
     const double backward_seconds = bench_.Seconds(each(backward), [&] {
       Draw();
       all(pool);
@@ -386,6 +389,7 @@ class LookupsBenchmark {
     };
     print("pool", pool_seconds, pool_bytes);
     print("pool new", new_seconds, new_bytes);
+    print("evaluate", evaluate_seconds, pool_bytes);
     print("backward", backward_seconds, backward_bytes);
     print("apply", apply_seconds, apply_bytes);
     print("pooled", pooled_seconds, pooled_bytes);

@@ -221,6 +221,39 @@ DYNEMB_HD inline Words AtomicLoadPair(const uint32_t* p) {
 #endif
 }
 
+// The same, of four words at an address that is a multiple of 16.
+struct FourWords {
+  uint32_t at[4];
+};
+DYNEMB_HD inline FourWords AtomicLoadFour(const uint32_t* p) {
+#if defined(__CUDA_ARCH__)
+  FourWords words;
+  asm volatile("ld.relaxed.gpu.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words.at[0]), "=r"(words.at[1]), "=r"(words.at[2]), "=r"(words.at[3])
+               : "l"(p)
+               : "memory");
+  return words;
+#else
+  return {{AtomicLoad(p), AtomicLoad(p + 1), AtomicLoad(p + 2), AtomicLoad(p + 3)}};
+#endif
+}
+
+// Adds `by` to *p; the sum of the additions of 32 threads must be below 2^32. On a GPU, the threads
+// of a warp that call it together for one address add once: a counter to which all threads of a
+// launch add would otherwise be what the launch waits for.
+DYNEMB_HD inline void AtomicAddTogether(uint64_t* p, uint32_t by) {
+#if defined(__CUDA_ARCH__)
+  const unsigned int active = __activemask();
+  int is_same = 0;
+  __match_all_sync(active, reinterpret_cast<unsigned long long>(p), &is_same);
+  if (is_same != 0) {
+    by = __reduce_add_sync(active, by);
+    if (threadIdx.x % 32 != static_cast<unsigned int>(__ffs(static_cast<int>(active)) - 1)) return;
+  }
+#endif
+  if (by != 0) AtomicAdd(p, uint64_t{by});
+}
+
 }  // namespace dynemb::device
 
 #endif  // DYNEMB_DEVICE_DEVICE_H_

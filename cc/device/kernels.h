@@ -111,7 +111,7 @@ struct CountFound {
   const RowId* rows;
 
   struct Tally {
-    uint64_t device, host, missed;
+    uint32_t device, host, missed;
   };
   DYNEMB_HD void operator()(size_t t) const {
     ForTally<Tally>(
@@ -128,9 +128,9 @@ struct CountFound {
         },
         [&](const Tally& tally, uint32_t table) {
           Counters* counters = tables[table].counters;
-          if (tally.device != 0) AtomicAdd(&counters->device_hits, tally.device);
-          if (tally.host != 0) AtomicAdd(&counters->host_hits, tally.host);
-          if (tally.missed != 0) AtomicAdd(&counters->misses, tally.missed);
+          AtomicAddTogether(&counters->device_hits, tally.device);
+          AtomicAddTogether(&counters->host_hits, tally.host);
+          AtomicAddTogether(&counters->misses, tally.missed);
         });
   }
 };

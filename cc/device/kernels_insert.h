@@ -152,7 +152,7 @@ struct PinRows {
     const TableView& table = tables.Of(i);
     if (lanes.rank() != 0 || table.evictable.pins == nullptr || !IsRow(rows[i])) return;
     if (Evictable::Pin(lanes, table.evictable.pins, rows[i])) {
-      AtomicAdd(table.num_pinned, uint64_t{1});
+      AtomicAddTogether(table.num_pinned, 1);
     }
   }
 };
@@ -306,7 +306,7 @@ struct CountOlder {
   uint64_t* older;
 
   DYNEMB_HD void operator()(size_t t) const {
-    uint64_t count = 0;
+    uint32_t count = 0;
     for (size_t b = t; b < ring.count; b += stride) {
       const Bucket& bucket = ring.buckets[b];
       for (uint32_t s = 0; s < kSlotsPerBucket; ++s) {
@@ -314,7 +314,7 @@ struct CountOlder {
             bucket.row[s] != kNoRow && evictable.order.Rank(bucket.score[s]) < evictable.rank_now;
       }
     }
-    if (count != 0) AtomicAdd(older, count);
+    AtomicAddTogether(older, count);
   }
 };
 

@@ -161,7 +161,7 @@ struct CountApplied {
   const uint32_t* nonfinite;
 
   struct Tally {
-    uint64_t dropped, bad;
+    uint32_t dropped, bad;
   };
   DYNEMB_HD void operator()(size_t t) const {
     ForTally<Tally>(
@@ -175,8 +175,8 @@ struct CountApplied {
         },
         [&](const Tally& tally, uint32_t table) {
           Counters* counters = tables[table].counters;
-          if (tally.dropped != 0) AtomicAdd(&counters->dropped_gradients, tally.dropped);
-          if (tally.bad != 0) AtomicAdd(&counters->nonfinite_gradients, tally.bad);
+          AtomicAddTogether(&counters->dropped_gradients, tally.dropped);
+          AtomicAddTogether(&counters->nonfinite_gradients, tally.bad);
         });
   }
 };

@@ -260,13 +260,13 @@ struct CountSwaps {
   const Swap* swaps;
 
   DYNEMB_HD void operator()(size_t t) const {
-    ForTally<uint64_t>(
+    ForTally<uint32_t>(
         t, tables.pair_begins[tables.count],
         [&](size_t i) { return RangeOf(tables.pair_begins, tables.count, i); },
         [&](size_t i) { return swaps[i].host_slot != nullptr; },
-        [](size_t, bool moved, uint32_t, uint64_t* promotions) { *promotions += moved; },
-        [&](uint64_t promotions, uint32_t table) {
-          if (promotions != 0) AtomicAdd(&tables.tables[table].counters->promotions, promotions);
+        [](size_t, bool moved, uint32_t, uint32_t* promotions) { *promotions += moved; },
+        [&](uint32_t promotions, uint32_t table) {
+          AtomicAddTogether(&tables.tables[table].counters->promotions, promotions);
         });
   }
 };

@@ -39,7 +39,27 @@ class ThreadLane : public SharedHead<ThreadLane> {
   }
   // Tests the row id, which a claim swaps first; it stores the digest later.
   static DYNEMB_HD uint32_t Empty(const Bucket& bucket) {
-    return Mask([&](uint32_t s) { return Load(&bucket.row[s]) == kNoRow; });
+    const device::FourWords third = Quarter(bucket, 2), fourth = Quarter(bucket, 3);
+    return Mask([&](uint32_t s) { return (s < 3 ? third.at[s + 1] : fourth.at[s - 3]) == kNoRow; });
+  }
+  // A bucket that is read at once, by four loads: the thread waits for memory once, not for each
+  // field.
+  struct SeenAtOnce {
+    device::FourWords quarters[4];
+
+    DYNEMB_HD uint32_t Word(uint32_t w) const { return quarters[w / 4].at[w % 4]; }
+    DYNEMB_HD Score score(uint32_t slot) const { return Word(Bucket::kHeadWords + slot); }
+    DYNEMB_HD RowId row(uint32_t slot) const {
+      return Word(Bucket::kHeadWords + kSlotsPerBucket + slot);
+    }
+    DYNEMB_HD uint32_t Empty(ThreadLane&) const {
+      return Mask([this](uint32_t s) { return row(s) == kNoRow; });
+    }
+  };
+  static DYNEMB_HD SeenAtOnce Seen(const Bucket& bucket) {
+    SeenAtOnce seen;
+    for (uint32_t q = 0; q < 4; ++q) seen.quarters[q] = Quarter(bucket, q);
+    return seen;
   }
   template <class Pred>
   static DYNEMB_HD uint32_t Mask(Pred pred) {
@@ -85,6 +105,13 @@ class ThreadLane : public SharedHead<ThreadLane> {
       ThreadLane lane;
       body(lane, begin, end);
     });
+  }
+
+ private:
+  static DYNEMB_HD device::FourWords Quarter(const Bucket& bucket, uint32_t q) {
+    static_assert(Bucket::kHeadWords + kSlotsPerBucket == 9,
+                  "the second word of the third quarter");
+    return device::AtomicLoadFour(reinterpret_cast<const uint32_t*>(&bucket) + 4 * q);
   }
 };
 

@@ -62,11 +62,22 @@ DYNEMB_HD inline void ClearBucket(Bucket* b) {
   }
 }
 
+// Lanes::Seen of lanes that read a field when they need it.
+template <class Lanes>
+struct SeenInPlace {
+  const Bucket& bucket;
+
+  DYNEMB_HD Score score(uint32_t slot) const { return Lanes::Load(&bucket.score[slot]); }
+  DYNEMB_HD RowId row(uint32_t slot) const { return Lanes::Load(&bucket.row[slot]); }
+  DYNEMB_HD uint32_t Empty(Lanes& lanes) const { return lanes.Empty(bucket); }
+};
+
 // The base of Lanes (lanes.h) that share buckets: their accesses to heads, by Load, CompareExchange
 // and Xor of the lanes.
 template <class Lanes>
 class SharedHead {
  public:
+  DYNEMB_HD static SeenInPlace<Lanes> Seen(const Bucket& bucket) { return {bucket}; }
   DYNEMB_HD static uint8_t Overflow(const Bucket& bucket) {
     return ByteOf(Lanes::Load(&bucket.head[1]), Bucket::kOverflowByte);
   }

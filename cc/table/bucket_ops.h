@@ -193,11 +193,12 @@ DYNEMB_HD EvictedSlot Evict(Lanes& lanes, const View& view, Ring ring, Probe pro
     for (uint32_t i = 0; i < PathLength(ring); ++i) {
       if (compared >= kEvictRows && lowest != kNone) break;
       Bucket* b = OnPath(ring, probe.home, i);
-      const uint32_t held = ~lanes.Empty(*b) & ((1u << kSlotsPerBucket) - 1);
+      const auto seen = lanes.Seen(*b);
+      const uint32_t held = ~seen.Empty(lanes) & ((1u << kSlotsPerBucket) - 1);
       const uint64_t least = lanes.Min([&](uint32_t s) {
         if (((held >> s) & 1) == 0) return kNone;
-        const Score rank = evictable.order.Rank(lanes.Load(&b->score[s]));
-        const RowId row = lanes.Load(&b->row[s]);
+        const Score rank = evictable.order.Rank(seen.score(s));
+        const RowId row = seen.row(s);
         if (row == kNoRow) return kNone;  // another team has evicted the key
         const uint64_t ordered =
             static_cast<uint64_t>(rank) << 32 | evictable.Tie(row, probe.digest) << 8 | s;
