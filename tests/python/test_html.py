@@ -1,4 +1,4 @@
-"""What notebooks show of tables, readers, chains and watermarks."""
+"""What notebooks show of tables, readers, chains, snapshots and watermarks."""
 
 from __future__ import annotations
 
@@ -127,6 +127,26 @@ def test_a_chain(chain):
     lines = lines_of(de.storage.Chain.open(found.base.directory)._repr_html_())
     assert lines["base"] == tables["base"]
     assert "deltas" not in lines
+
+
+def test_a_snapshot(chain):
+    path, _, mark = chain
+    found = de.storage.Chain.open(path)
+    text = found.last._repr_html_()
+    assert f"<caption>Snapshot {html.escape(str(found.last.directory))}</caption>" in text
+    assert "<1>" not in text
+    assert "<b>" not in text
+    size = sum(file.stat().st_size for file in found.last.directory.glob("*.npy"))
+    tables = {"table a <b>": "int64 to 4 x float32", "table c": "int64 to 4 x float32"}
+    assert lines_of(text) == expected(
+        mark,
+        continues=found.deltas[0].manifest.id[:8],
+        delta=f"2 rows, 1 deleted, {size / 1024:.1f} KiB",
+        **tables,
+    )
+    lines = lines_of(found.base._repr_html_())
+    assert lines["base"] == lines_of(found._repr_html_())["base"]
+    assert "continues" not in lines
 
 
 def test_a_chain_of_small_rows(chain, tmp_path):

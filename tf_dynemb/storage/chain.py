@@ -12,7 +12,7 @@ from tf_dynemb import _html
 from tf_dynemb.format.errors import DataLossError
 from tf_dynemb.format.steps import Change, changes
 from tf_dynemb.storage.places import AnyPlace, place_of
-from tf_dynemb.storage.snapshot import Snapshot, since_last_base
+from tf_dynemb.storage.snapshot import Snapshot, content, forms, since_last_base
 
 T = TypeVar("T")
 
@@ -39,12 +39,9 @@ class Chain:
         tables = {entry.name: entry for each in self.snapshots for entry in each.manifest.tables}
         lines = {
             **_html.watermark(last.id, last.watermark, last.watermark_utc),
-            "base": _content([self.base]) if self.base else "",
-            "deltas": f"{len(self.deltas)}: {_content(self.deltas)}" if self.deltas else "",
-            **{
-                f"table {name}": f"{entry.key_type} to {entry.dimension} x {entry.stored_as}"
-                for name, entry in tables.items()
-            },
+            "base": content([self.base]) if self.base else "",
+            "deltas": f"{len(self.deltas)}: {content(self.deltas)}" if self.deltas else "",
+            **forms(tables.values()),
             "extra": str(last.extra or ""),
         }
         return _html.table(f"Chain at {self}", lines)
@@ -181,16 +178,6 @@ class Chain:
                 )
         base = snapshots[0] if snapshots[0].manifest.kind == "base" else None
         return Chain(base, snapshots[1:] if base else snapshots)
-
-
-def _content(snapshots: Sequence[Snapshot]) -> str:
-    """Returns how much snapshots have, as text."""
-    tables = [entry for each in snapshots for entry in each.manifest.tables]
-    rows = sum(shard.rows for entry in tables for shard in entry.shards)
-    deleted = sum(shard.deleted for entry in tables for shard in entry.shards)
-    count = sum(file.bytes for each in snapshots for file in each.files)
-    keys = f", {deleted:,} deleted" if deleted else ""
-    return f"{rows:,} rows{keys}, {_html.size(count)}"
 
 
 def read_again(

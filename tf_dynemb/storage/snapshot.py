@@ -6,17 +6,18 @@ import dataclasses
 import os
 import pathlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from tf_dynemb import _html
 from tf_dynemb._presence import exists
 from tf_dynemb.format import crc32c, npy, safetensors
 from tf_dynemb.format.errors import DataLossError
 from tf_dynemb.format.manifest import MOST_BYTES, DenseFile, Manifest
-from tf_dynemb.format.table_entry import ColumnFile
+from tf_dynemb.format.table_entry import ColumnFile, TableEntry
 
 MANIFEST = "MANIFEST.json"
 
@@ -111,6 +112,18 @@ class Snapshot:
 
     def __repr__(self) -> str:
         return f"Snapshot({str(self)!r})"
+
+    def _repr_html_(self) -> str:
+        """Returns what a notebook shows: the rows and bytes, and the tables."""
+        manifest = self.manifest
+        lines = {
+            **_html.watermark(manifest.id, manifest.watermark, manifest.watermark_utc),
+            "continues": (manifest.parent or "")[:8],
+            manifest.kind: content([self]),
+            **forms(manifest.tables),
+            "extra": str(manifest.extra or ""),
+        }
+        return _html.table(f"Snapshot {self}", lines)
 
     def column(self, table: int | str, column: str, rank: int = 0) -> npt.NDArray[Any]:
         """Returns a column of a table's shard, mapped from its file.
@@ -271,3 +284,21 @@ class Snapshot:
         empty = np.empty(shape, dtype)
         empty.flags.writeable = False
         return empty
+
+
+def content(snapshots: Sequence[Snapshot]) -> str:
+    """Returns how much snapshots have, as text."""
+    tables = [entry for each in snapshots for entry in each.manifest.tables]
+    rows = sum(shard.rows for entry in tables for shard in entry.shards)
+    deleted = sum(shard.deleted for entry in tables for shard in entry.shards)
+    count = sum(file.bytes for each in snapshots for file in each.files)
+    keys = f", {deleted:,} deleted" if deleted else ""
+    return f"{rows:,} rows{keys}, {_html.size(count)}"
+
+
+def forms(tables: Iterable[TableEntry]) -> dict[str, str]:
+    """Returns lines with the types of tables."""
+    return {
+        f"table {entry.name}": f"{entry.key_type} to {entry.dimension} x {entry.stored_as}"
+        for entry in tables
+    }
