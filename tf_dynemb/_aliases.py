@@ -12,5 +12,7 @@ def one_of(name: str, value: Any, alias: str, alias_value: Any) -> Any:
         TypeError: both are given; the message names them.
     """
     if value is not None and alias_value is not None:
-        raise TypeError(f"{name}={value!r} and {alias}={alias_value!r} are the same argument.")
+        raise TypeError(
+            f"{name}={value!r} and {alias}={alias_value!r} set the same argument: pass one of them."
+        )
     return value if alias_value is None else alias_value

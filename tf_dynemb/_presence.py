@@ -48,12 +48,14 @@ def local_path(path: str | os.PathLike[str], argument: str) -> pathlib.Path:
     if file and isinstance(path, str):  # pathlib has lost the host of `file://host/path`
         return pathlib.Path(urllib.parse.unquote(file[1]))
     if not isinstance(path, str):
-        raise ValueError(f"{argument}={text!r} is a URL: pass it as a str, pathlib changes it.")
+        raise ValueError(
+            f"{argument}={text!r} is a URL: pass it as a str, because pathlib changes URLs."
+        )
     mounted = f"/dbfs{text[5:].replace('//', '/')}" if text.startswith("dbfs:/") else ""
     raise ValueError(
         f"{argument}={text!r} is a URL, and only local files can be read and written here. Pass "
         f"the path of a local or mounted file system{f' ({mounted})' if mounted else ''}; "
-        "`publish` copies chains to and from stores. (A folder of such a name is './NAME:/...'.)"
+        "`publish` copies chains to and from stores. To name a folder, write './NAME:/...'."
     )
 
 
@@ -99,7 +101,9 @@ def remove_tree(path: str | os.PathLike[str]) -> bool:
     except FileNotFoundError:
         return True
     except OSError as error:
-        warnings.warn(f"{path} cannot be removed, and takes space: {error}", stacklevel=3)
+        warnings.warn(
+            f"{path} cannot be removed, and still takes disk space: {error}", stacklevel=3
+        )
         return False
     return True
 

@@ -298,8 +298,8 @@ def warn_if_not_joined() -> None:
     if SECRET not in os.environ or size == "1" or _is_alone.get() or get() is not LOCAL:
         return
     warnings.warn(
-        f"This is rank {os.environ.get('RANK')} of {size}, and it makes a table before "
-        "tf_dynemb.init(): it trains alone.",
+        f"Rank {os.environ.get('RANK')} of {size} creates a table before tf_dynemb.init(), and "
+        "trains alone. Call tf_dynemb.init() first.",
         stacklevel=2,
     )
 
@@ -320,7 +320,7 @@ def refuse_tls(engine: str) -> None:
     if given:
         raise ValueError(
             f"{', '.join(given)} would have no effect: {engine!r} does not encrypt what ranks send "
-            "each other. init('gloo') does; or unset the variables."
+            "each other. Call init('gloo'), which does, or unset the variables."
         )
 
 

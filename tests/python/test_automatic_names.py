@@ -40,11 +40,11 @@ def test_tables_that_could_be_swapped_are_named_in_a_warning(tmp_path, kind):
     else:
         tables = [de.Variable(tf.zeros([3, 2])) for _ in range(2)]
     names = [table.name.removesuffix(":0") for table in tables]
-    with pytest.warns(UserWarning, match="dump: nobody has chosen the names") as said:
+    with pytest.warns(UserWarning, match="dump: the names of .* are automatic") as said:
         de.dump(tmp_path, tables)
     assert all(repr(name) in str(said[0].message) for name in names)
     assert said[0].filename == __file__
-    with pytest.warns(UserWarning, match="load: nobody has chosen the names"):
+    with pytest.warns(UserWarning, match="load: the names of .* are automatic"):
         de.load(tmp_path, tables)
 
 
@@ -53,7 +53,7 @@ def test_one_of_two_on_disk(tmp_path):
     de.dump(tmp_path, dict(zip("ab", tables, strict=True)))
     other = filled(de.layers.Embedding(2), 3.0).table
     de.dump(tmp_path / "two", {other.name.removesuffix(":0"): other, "a": tables[0]})
-    with pytest.warns(UserWarning, match="load: nobody has chosen the names"):
+    with pytest.warns(UserWarning, match="load: the names of .* are automatic"):
         de.load(tmp_path / "two", other)
 
 
@@ -85,7 +85,7 @@ def test_another_table_of_that_name(tmp_path, options, says):
     keras.utils.clear_session()
     while (other := de.layers.Embedding(2, **options)).table.name.removesuffix(":0") != name:
         pass
-    with pytest.raises(ValueError, match=f"has {says} .* on disk.*Nobody has chosen the name"):
+    with pytest.raises(ValueError, match=f"has {says} .* on disk.*The name is automatic"):
         de.load(tmp_path, other)
     de.load(tmp_path, {name: other.table})
 

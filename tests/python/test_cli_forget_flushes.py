@@ -243,6 +243,6 @@ def test_damage(capsys, tmp_path):
     (flush / "manifest").unlink()
     code, found = audit(capsys, 150, tmp_path)
     assert code == 1
-    assert "no complete flush" in found["not_examined"][0]["why"]
+    assert "an incomplete flush" in found["not_examined"][0]["why"]
     run(capsys, "forget", tmp_path, "--keys", "150")
     assert not flush.exists()

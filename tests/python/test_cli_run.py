@@ -346,7 +346,7 @@ def test_a_script_that_does_not_call_init(script):
     ended = run("-np", 2, path)
     assert ended.returncode == 0, ended.stderr
     for rank in range(2):
-        assert f"This is rank {rank} of 2, and it makes a table before" in ended.stderr
+        assert f"Rank {rank} of 2 creates a table before" in ended.stderr
     assert "trains alone" not in run("-np", 1, path).stderr
 
 

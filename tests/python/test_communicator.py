@@ -212,7 +212,7 @@ def test_ranks_of_mpiexec(engines, monkeypatch, tool):
 def test_mpi_with_other_ranks_than_the_launcher(engines, monkeypatch):
     """Of another implementation: each process would be rank 0 of 1, and train alone."""
     started(monkeypatch, RANK="1", WORLD_SIZE="2")
-    with pytest.raises(RuntimeError, match=r"rank 1 of 2 by RANK.*rank 1 of 4 by libmpi.so.12"):
+    with pytest.raises(RuntimeError, match=r"1 of 2 according to RANK.*1 of 4 according to libmpi"):
         de.init("mpi")
     assert communicator.get() is communicator.LOCAL
 

@@ -122,7 +122,7 @@ def test_one_process(environment):
         ),
         (
             {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "n[1"},
-            "no list of nodes",
+            "not a list of nodes",
         ),
         ({"TF_CONFIG": "{"}, "TF_CONFIG"),
         ({"TF_CONFIG": "[]"}, "TF_CONFIG"),

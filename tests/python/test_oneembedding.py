@@ -378,7 +378,7 @@ def test_the_capacity_is_of_all_tables_together(compiled):
     step(tf.constant(np.stack([ids, ids], 1)), training=True)
     step(tf.constant(np.stack([ids, ids], 1)), training=True)
     step(tf.constant([[20, 20]], tf.int64), training=True)  # beyond it
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"e is full.*capacity of 40 rows"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"e is full.*which is 40 rows"):
         step(tf.constant([[1, 1]], tf.int64), training=True)
     step(tf.constant([[100, 100]], tf.int64), training=False)
 

@@ -224,7 +224,7 @@ OTHER_BLOCKS["kv_store"]["persistent_table"]["physical_block_size"] = 64
         ({"tables": [{"initializer": 1}]}, TypeError, r"the initializer of tables\[0\].*1"),
         ({"store_options": None}, TypeError, "store_options.*None"),
         ({"store_options": {"kv_store": 3}}, TypeError, "store_options.*kv_store"),
-        ({"store_options": OTHER_STORE}, ValueError, "store_options has caches"),
+        ({"store_options": OTHER_STORE}, ValueError, "store_options has a combination"),
         ({"store_options": OTHER_BLOCKS}, ValueError, "physical_block_size.*64"),
         (
             {"store_options": device_mem(persistent_path=["a", "b"])},

@@ -91,7 +91,7 @@ def test_ranks_of_another_job():
     first, second = meet(2, jobs=["1 0", "1 1"], timeout=2.0, then=lambda m: m.allgather(b""))
     assert isinstance(first, TimeoutError)
     assert isinstance(second, ConnectionError)
-    assert "is that of another job ('1 0', not '1 1')" in str(second)
+    assert "belongs to another job ('1 0', not '1 1')" in str(second)
 
 
 def test_a_rank_that_ends_after_the_meeting_is_named_on_all_others():

@@ -140,7 +140,7 @@ def test_a_chain_without_weights(tmp_path):
         warnings.simplefilter("error")
         loaded, _ = export(model, tmp_path, dumped=tables)
     assert same(loaded.serve, model)
-    with pytest.warns(UserWarning, match=r"chain has no dense weights, only tables\. Pass dense="):
+    with pytest.warns(UserWarning, match=r"chain has no dense weights, only tables\. To silence"):
         de.export_saved_model(
             model, tmp_path / "model", "link", tmp_path / "chain", follow=tmp_path / "chain"
         )
@@ -197,7 +197,7 @@ def test_a_part_of_several_models_that_are_dumped(tmp_path, form):
 
 def test_wrong_arguments(tmp_path):
     whole, tower = towers()
-    with pytest.raises(ValueError, match=r"part_of must be what is dumped.* the weight '"):
+    with pytest.raises(ValueError, match=r"part_of must be the dumped model.* the weight '"):
         de.export_saved_model(tower, tmp_path / "model", part_of=towers()[0])
     module = tf.Module()
     module.table = de.DynamicVariable(2)

@@ -73,7 +73,7 @@ def trained_and_saved(optimizer, steps, folder):
 def test_an_optimizer_that_is_not_built_starts_afresh_with_its_rows(tmp_path, name):
     trained = trained_and_saved(OPTIMIZERS[name](), 50, tmp_path)
     model = make(OPTIMIZERS[name]())
-    with pytest.warns(UserWarning, match="is not built. Call optimizer.build"):
+    with pytest.warns(UserWarning, match="is not built. To load both, call optimizer.build"):
         model.load_weights(tmp_path / "x.weights.h5")
     assert int(model.optimizer.iterations) == 0
     expected = fresh_copy(trained, OPTIMIZERS[name]())
@@ -101,7 +101,7 @@ def test_the_step_count_of_another_optimizer_is_not_taken_over(tmp_path, former)
     trained = trained_and_saved(former(), 50, tmp_path)
     model = make(K.Adam(0.01))
     model.optimizer.build(model.trainable_variables)
-    with pytest.warns(UserWarning, match=r"this optimizer keeps \[\['adam', "):
+    with pytest.warns(UserWarning, match=r"This optimizer keeps \[\['adam', "):
         model.load_weights(tmp_path / "x.weights.h5")
     assert int(model.optimizer.iterations) == 0
     expected = fresh_copy(trained, K.Adam(0.01))

@@ -216,7 +216,7 @@ def test_entries_that_contradict_the_files(tmp_path):
     right = dataclasses.replace(table, shards=(Shard(0, 5, 0, 0),))
     for tables, more, problem in [
         ([table], {}, "has 168 bytes, but must have 160"),
-        ([], {}, "files of no shard"),
+        ([], {}, "belong to no shard"),
         ([right, dataclasses.replace(right, name="item")], {}, "keys is missing"),
         ([right], {"index": False}, "index is missing"),
         ([right], {"watermark": -1}, "watermark must be an integer"),

@@ -429,20 +429,20 @@ def test_what_is_refused(capsys, tmp_path, monkeypatch):
     trainer = Trainer(tmp_path / "chain")
     trainer.do("base", {1})
     url = f"memory://{os.urandom(6).hex()}"
-    with pytest.raises(ValueError, match="rows, where, max_rows and other URLs are for local"):
+    with pytest.raises(ValueError, match="is a URL, for which from_ must be local"):
         publish(url, from_=trainer.path, rows="int8")
-    with pytest.raises(ValueError, match="publish a local copy, and then that one to"):
+    with pytest.raises(ValueError, match="publish a local copy, and then publish the copy"):
         publish(url, from_="s3://b/c")
     with pytest.raises(FileNotFoundError, match="holds no snapshot"):
         publish(url, from_=tmp_path / "nothing")
     with pytest.raises(FileNotFoundError, match=f"{url} holds no snapshot"):
         publish(tmp_path / "local", from_=url)
     publish(url, from_=trainer.path)
-    with pytest.raises(ValueError, match="has snapshots that publish has not made"):
+    with pytest.raises(ValueError, match="has snapshots that publish did not write"):
         publish(trainer.path, from_=url)
     other = Trainer(tmp_path / "other", Form(2, state_width=2, history="cd" * 16))
     other.do("base", {1})
-    with pytest.raises(ValueError, match="has snapshots of other tables than"):
+    with pytest.raises(ValueError, match="would replace the snapshots of other tables"):
         publish(url, from_=other.path)
     for wrong, says in (
         ("nosuch://bucket/x", "nosuch://bucket/x: Protocol not known"),

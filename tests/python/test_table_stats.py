@@ -153,7 +153,7 @@ def test_chosen_numbers():
     assert {k: v for k, v in history.items() if k != "loss"} == numbers | refused
     history, _ = fit_two(TableStats(stats="size"))
     assert set(history) == {"loss", "tables/size"}
-    with pytest.raises(ValueError, match="stats has 'sizes'; there are size, load"):
+    with pytest.raises(ValueError, match="stats has the unknown name 'sizes'; known: size, load"):
         TableStats(stats=["sizes"])
 
 

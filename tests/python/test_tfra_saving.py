@@ -78,5 +78,5 @@ def test_files_are_appended_to_and_found_by_name_and_environment(tmp_path, monke
     assert content(other) == {1: [1.0, 1.0], 2: [2.0, 2.0]}
     with pytest.raises(ValueError, match=r"2 keys of int64.* 1 vectors of 4 x float32"):
         variable("v", 4).load_from_file_system("", file_name_list=["mine"])
-    with pytest.raises(ValueError, match="no multiple of the 12 bytes of 3 x float32"):
+    with pytest.raises(ValueError, match="not a multiple of the 12 bytes of 3 x float32"):
         variable("v", 3).load_from_file_system("", file_name_list=["mine"])

@@ -359,16 +359,16 @@ def test_paths_that_are_not_copies(tmp_path):
     shutil.copytree(trainer.path, tmp_path / "backup")
     trainer.publish("base", {key: (vector(key), 0, key) for key in range(19)})
     before = sorted(trainer.path.iterdir())
-    with pytest.raises(ValueError, match="has snapshots that publish has not made"):
+    with pytest.raises(ValueError, match="has snapshots that publish did not write"):
         de.publish(trainer.path, from_=copy)
     assert sorted(trainer.path.iterdir()) == before
     de.publish(copy, from_=trainer.path)
-    with pytest.raises(ValueError, match="has later snapshots than"):
+    with pytest.raises(ValueError, match="would replace later snapshots"):
         de.publish(copy, from_=tmp_path / "backup")
     assert keys_of(copy) == [17, 18]
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "saved_model.pb").touch()
-    with pytest.raises(ValueError, match="is a SavedModel, so none can be published in it"):
+    with pytest.raises(ValueError, match="is a SavedModel, and cannot contain snapshots"):
         de.publish(tmp_path / "model", from_=trainer.path)
 
 

@@ -128,8 +128,7 @@ class Metrics(keras.callbacks.Callback):  # type: ignore[misc]
         super().__init__()
         if (port is None) == (gateway is None):
             raise ValueError(
-                f"Metrics needs port or gateway, and not both: got port={port!r}, "
-                f"gateway={gateway!r}."
+                f"Metrics needs either port or gateway, got port={port!r}, gateway={gateway!r}."
             )
         if port is not None:
             _check_port(port)
@@ -226,7 +225,10 @@ class Metrics(keras.callbacks.Callback):  # type: ignore[misc]
             return _Pushes(push, self._gateway, self._seconds)
         port = self._given_port and self._given_port + rank
         if port > 65535:
-            raise ValueError(f"port={self._given_port} leaves no port for rank {rank}.")
+            raise ValueError(
+                f"port={self._given_port}: rank {rank} would listen on port {port}, but ports end "
+                "at 65535. Pass a lower one."
+            )
         return _Endpoint(self._host, port, self._registry)
 
     def _end(self) -> None:
@@ -403,8 +405,8 @@ class _Pushes:
                 if not warned:
                     warned = True
                     warn(
-                        f"Metrics: {self._gateway} did not take the numbers, and the training goes "
-                        f"on: {error}"
+                        "Metrics: the training continues, but "
+                        f"{self._gateway} did not accept the metrics: {error}"
                     )
 
 

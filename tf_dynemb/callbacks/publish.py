@@ -225,11 +225,15 @@ class Publish(keras.callbacks.Callback):  # type: ignore[misc]
         epoch, batch = self._place = place["epoch"], place["batch"]
         if batch % self.model.steps_per_execution:
             raise ValueError(
-                f"{self._path} was published after batch {batch} of an epoch, which is no multiple "
-                f"of steps_per_execution={self.model.steps_per_execution}: resume with another one."
+                f"{self._path} was published after batch {batch} of an epoch, which is not a "
+                f"multiple of steps_per_execution={self.model.steps_per_execution}: compile the "
+                f"model with a steps_per_execution that divides {batch}."
             )
         if epoch >= self.params.get("epochs", epoch + 1):
-            warn(f"Publish: {self._path} has trained {epoch} epochs: fit has none left to train.")
+            warn(
+                f"Publish: {self._path} has trained {epoch} epochs, and fit has none left. To "
+                "train more, pass a larger number of epochs."
+            )
         # Keras has no other way to say this; its own BackupAndRestore uses it, too.
         self.model._initial_epoch = epoch
         self._trained_before = batch
@@ -248,7 +252,7 @@ class Publish(keras.callbacks.Callback):  # type: ignore[misc]
             self.publications.append(Publication(None, is_base, seconds, error))
             if self._raise_errors:
                 raise
-            warn(f"Publish: {self._path} was not written, and the training goes on: {error}")
+            warn(f"Publish: the training continues, but {self._path} was not written: {error}")
         self._due.restart()
 
     def _write(self, is_base: bool) -> None:

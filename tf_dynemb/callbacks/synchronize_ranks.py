@@ -177,8 +177,8 @@ class SynchronizeRanks(keras.callbacks.Callback):  # type: ignore[misc]
         if not self._warned and not _weights_are_equal(self.model):
             self._warned = True
             warn(
-                "The dense weights are not the same on all ranks: are gradients reduced over the "
-                "ranks, as tf_dynemb.OptimizerWrapper does?"
+                "The dense weights differ between ranks. Reduce gradients over the ranks, as "
+                "tf_dynemb.OptimizerWrapper does."
             )
 
 

@@ -102,7 +102,7 @@ class TableStats(keras.callbacks.Callback):  # type: ignore[misc]
         names = (_ALL if stats == "all" else [stats]) if isinstance(stats, str) else list(stats)
         for name in names:
             if name not in _ALL:
-                raise ValueError(f"stats has {name!r}; there are {', '.join(_ALL)}.")
+                raise ValueError(f"stats has the unknown name {name!r}; known: {', '.join(_ALL)}.")
         self._stats = tuple(names)
         self._per_table = per_table
         self._given = None if tables is None else [unwrap(table) for table in tables]

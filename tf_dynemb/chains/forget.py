@@ -55,9 +55,9 @@ def check(snapshot: Snapshot, query: Query, tables: Sequence[str] | None) -> Non
                 column = snapshot.column(entry.name, "keys", shard.rank)
                 if len(copies.positions(column, keys)):
                     raise ValueError(
-                        f"table {entry.name!r} in {snapshot} is a matrix, which cannot "
-                        "lack rows: pass --table with the others, set its rows to zeros in the "
-                        "training process, and dump it again."
+                        f"table {entry.name!r} in {snapshot} is a matrix, from which rows cannot "
+                        "be removed: set the rows to zeros in the training process, and dump it "
+                        "again. For the other tables, pass --table."
                     )
 
 

@@ -44,11 +44,14 @@ def merge(
     source = place_of(path)
     target = source if out is None else place_of(out, "out")
     if target.is_snapshot:
-        raise ValueError(f"{target} is a snapshot, so none can be published in it; pass OUT.")
+        raise ValueError(f"{target} is a snapshot, and cannot contain another one: pass OUT.")
     if not source.names() and not source.is_snapshot:
         raise source.absent()
     if not in_place and target.names():
-        raise ValueError(f"{target} already contains snapshots, which a base would supersede.")
+        raise ValueError(
+            f"{target} already contains snapshots, and the new base would supersede them: pass "
+            "another path."
+        )
     if not in_place:
         tables_of(Chain.open(source))  # before anything is created at OUT
     # In place, no other process can publish while the lock is held.

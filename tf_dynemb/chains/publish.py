@@ -106,14 +106,15 @@ def publish(
     if is_url(path):
         if thin or is_url(from_):
             raise ValueError(
-                f"publish a local copy, and then that one to {path}: rows, where, max_rows and "
-                "other URLs are for local copies."
+                f"path={str(path)!r} is a URL, for which from_ must be local, and rows, where and "
+                "max_rows cannot be passed: publish a local copy, and then publish the copy to the "
+                "URL."
             )
         return _upload(Store(str(path)), local_path(from_, "from_"), keep)
     target = local_path(path, "path")
     if exists(target / MANIFEST) or exists(target / "saved_model.pb"):
         what = "a snapshot" if exists(target / MANIFEST) else "a SavedModel"
-        raise ValueError(f"{target} is {what}, so none can be published in it.")
+        raise ValueError(f"{target} is {what}, and cannot contain snapshots: pass another path.")
     source = place_of(from_, "from_")
     if isinstance(source, LocalPlace) and exists(target) and os.path.samefile(target, source.path):
         raise ValueError(f"{target} is the chain itself: publish to another path.")
@@ -146,7 +147,7 @@ def _last(target: pathlib.Path, names: Sequence[Name]) -> Manifest | None:
     last = Snapshot(target / str(names[-1])).manifest if names else None
     if last is not None and last.copy is None:
         raise ValueError(
-            f"{target} has snapshots that publish has not made: publish to another path."
+            f"{target} has snapshots that publish did not write: publish to another path."
         )
     if names and not any(name.kind == "base" for name in names):
         raise DataLossError(f"{target} is damaged: it lacks the base of its deltas.")
@@ -313,11 +314,10 @@ def _check_continues(
         before = base().tables
         if not all(each.history and each.history == histories.get(each.name) for each in before):
             raise ValueError(
-                f"{target} has snapshots of other tables than {where}, which would replace them: "
-                "publish to another path."
+                f"{where} would replace the snapshots of other tables at {target}: publish to "
+                "another path."
             )
         if first.watermark < last.watermark:
             raise ValueError(
-                f"{target} has later snapshots than {where}, which would replace them: publish to "
-                "another path."
+                f"{where} would replace later snapshots at {target}: publish to another path."
             )

@@ -112,8 +112,7 @@ class Thinning:
             for argument in ("where", "max_rows"):
                 if entry.matrix and getattr(self, argument).get(entry.name):
                     raise ValueError(
-                        f"{argument} has {entry.name!r}, a dense variable, of which every row is "
-                        "needed."
+                        f"{argument} has {entry.name!r}, a dense variable: all its rows are needed."
                     )
 
     def selection(self, entry: TableEntry, manifest: Manifest) -> Selection | None:

@@ -88,7 +88,7 @@ def _copies(place: pathlib.Path, query: Query, tables: list[str] | None) -> Iter
     elif copies.is_flush(place):
         if tables is None or copies.table_of_flush(place) in tables:
             if copies.is_unfinished_flush(place):
-                raise ValueError("it is no complete flush; the next flush, or forget, removes it")
+                raise ValueError("it is an incomplete flush; the next flush, or forget, removes it")
             yield from copies.in_flush(place, query, None)
     else:
         yield from copies.in_unfinished(place, query)

@@ -90,8 +90,8 @@ def run(options: argparse.Namespace) -> int:
     if listed:
         count = len({each.place for each in listed})
         print(
-            f"listed as deleted in {count} snapshots: readers need that until they have applied "
-            "these; then pass --deletions"
+            f"{count} snapshots still list keys as deleted. When every reader and served model has "
+            "applied them, pass --deletions"
         )
     return 0
 
@@ -111,7 +111,7 @@ def _tables(
     if wanted is None:
         if len(there) > 1:
             raise ValueError(
-                f"there are the tables {names}, in which a key means different things: choose with "
+                f"a key means a different thing in each of the tables {names}: choose tables with "
                 "--table, once for each."
             )
         return there

@@ -81,7 +81,7 @@ def parse(texts: list[bytes], entry: TableEntry, integer_keys: bool) -> Keys:
             ) from None
         if not limits.min <= number <= limits.max:
             raise ValueError(
-                f"{number} is no key of table {entry.name!r}: its keys are {entry.key_type}."
+                f"{number} is not a key of table {entry.name!r}: its keys are {entry.key_type}."
             )
         numbers.append(number)
     return np.array(numbers, key_type)

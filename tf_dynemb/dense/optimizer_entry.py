@@ -39,8 +39,8 @@ def optimizer_entry(
         if arrays and not is_whole:
             warn(
                 f"{type(core).__name__} keeps state of the table {name!r} that is not in its rows, "
-                "such as statistics of columns; a dump of the model saves it, one of tables does "
-                "not."
+                "such as statistics of columns. This dump of tables does not have it: to save it, "
+                "dump the model."
             )
     return {
         "name": type(core).__name__,

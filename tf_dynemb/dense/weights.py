@@ -94,8 +94,8 @@ def with_optimizer(
         optimizer.build([variable for variable in every if variable.trainable])
     if getattr(optimizer.core, "use_ema", False):
         warn(
-            "the averages that use_ema keeps of rows are not in a dump: after a load, they begin "
-            "with the rows. Those of dense weights are in it."
+            "the averages of rows (use_ema) are not in a dump: after a load, they start from the "
+            "rows. The averages of dense weights are in it."
         )
     training = {**dense.training, **optimizer_variables(optimizer, dense.weights, tables)}
     return Dense(dense.weights, training)
@@ -247,8 +247,8 @@ def read(
         arrays = holder.dense(part, rank)
         if arrays is None:
             raise ValueError(
-                f'{holder} was written with dense="weights", without what training needs '
-                'besides: pass dense="weights" to load the weights only.'
+                f'{holder} was written with dense="weights", and lacks what training needs: '
+                'pass dense="weights" to load the weights only.'
             )
         arrays = {name: each for name, each in arrays.items() if name.startswith(only)}
         _check_names(holder, part, named, arrays)
@@ -264,8 +264,8 @@ def read(
         take("training", with_optimizer(dense, variables, optimizer, tables).parts["training"])
     if holder is not snapshots[-1]:
         warn(
-            f"the dense weights are those of {holder}, which is older than the rows: the "
-            "snapshots after it have no dense weights."
+            f"the dense weights are from {holder}, and older than the rows: the snapshots after it "
+            "have no dense weights."
         )
     return loaded
 
@@ -277,8 +277,8 @@ def _check_kind(snapshot: storage.Snapshot, optimizer: OptimizerWrapper) -> None
     if there != kind:
         what = "without an optimizer" if there is None else f"with the optimizer {there}"
         raise ValueError(
-            f"{snapshot} was written {what}, so that it has no state for {kind}: pass "
-            'dense="weights" to load the weights and to start the optimizer afresh.'
+            f"{snapshot} was written {what}, and has no state for {kind}: to load the weights and "
+            'start with a fresh optimizer, pass dense="weights".'
         )
 
 
@@ -297,8 +297,8 @@ def _check_names(
             "A model whose layers have not been called yet lacks their weights: call it once, or "
             "build it."
             if part == "weights"
-            else "An optimizer that is not built is built with all trainable weights: build it "
-            "with those that it trained."
+            else "If the optimizer does not train all trainable weights, build it with the weights "
+            "that it trains."
         )
         raise ValueError(
             f"{snapshot} is of a model or an optimizer of another structure: it has "

@@ -316,7 +316,7 @@ def _copy_optimizer(model: keras.Model) -> keras.optimizers.Optimizer | None:
         optimizer = optimizer.inner_optimizer
     reason = None
     if isinstance(moments.core_of(optimizer), getattr(keras.optimizers, "MultiOptimizer", ())):
-        reason = "its MultiOptimizer chooses by variables, which are others now"
+        reason = "its MultiOptimizer selects by variables, and the copy has new ones"
     elif type(model).compile is not keras.Model.compile or not hasattr(model, "_compile_config"):
         reason = "its class overrides compile()"
     if reason is not None:

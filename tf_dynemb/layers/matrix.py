@@ -105,8 +105,8 @@ def check_to_keras(layer: TableLayer) -> None:
         )
     if layer.hash_strings:
         raise ValueError(
-            f"Layer {layer.name!r} has hash_strings=True: keys are hashes, from which a "
-            "StringLookup cannot have its vocabulary. If you have the words, make "
+            f"Layer {layer.name!r} has hash_strings=True: its keys are hashes, but a StringLookup "
+            "needs the words. If you have the words, create "
             "keras.layers.StringLookup(vocabulary=words) and weights=[table.peek(words)] by hand."
         )
     if layer.key_type == tf.uint64:

@@ -292,7 +292,7 @@ def _lookup_prefetched(
         return lookup_bags(tables, features, combiners, insert)
     spread, table_of, places = exchange.spread_tables(tables)
     if len(spread) != len(ahead.vectors):
-        raise ValueError("params must be those that were passed to prefetch_lookup.")
+        raise ValueError("params must be the tables that were passed to prefetch_lookup.")
     pooled = prefetch.finish(spread, table_of, places, ahead, _at(places, combiners), insert)
     return _in_order(tables, features, combiners, dict(zip(places, pooled, strict=True)))
 

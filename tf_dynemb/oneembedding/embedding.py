@@ -177,8 +177,8 @@ class Embedding(multi_table_embedding.MultiTableEmbedding):
             return super()._vectors(tables, ids, training)
         rows = tf.add_n([_ops.library().dynemb_size(table.handle) for table in self.tables])
         message = (
-            f"Layer {self.name} is full: its tables have more rows on this rank than the capacity "
-            f"of {self._store.capacity} rows in store_options allows, which is {self._capacity}."
+            f"Layer {self.name} is full: its tables have more than {self._capacity} rows on this "
+            f"rank. Raise the capacity in store_options, which is {self._store.capacity} rows."
         )
         check = tf.debugging.Assert(rows <= self._capacity, [message, rows])
         with tf.control_dependencies([] if check is None else [check]):

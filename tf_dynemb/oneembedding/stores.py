@@ -189,7 +189,7 @@ class Store:
             }
             device, host = budgets.get("device", 0), budgets.get("host", 0)
             return cls("cached_ssd", paths, is_shared, None, device, host)
-        raise ValueError(f"store_options has caches that no store here has: {caches!r}.")
+        raise ValueError(f"store_options has a combination of caches without a store: {caches!r}.")
 
     @property
     def snapshots(self) -> str:

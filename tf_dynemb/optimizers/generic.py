@@ -226,8 +226,8 @@ def _find_row_states(
             init = None
         else:
             raise NotImplementedError(
-                f"{name} starts neither with one number nor with the vectors themselves: it cannot "
-                "be initialized for new rows of a table."
+                f"{name} cannot be initialized for new rows of a table: it must start with one "
+                "number, or with the vectors."
             )
         found.append(_RowState(index, shape_a[1:], init))
     return found

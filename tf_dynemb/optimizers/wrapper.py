@@ -304,13 +304,12 @@ def _checked_core(keras_optimizer: Any) -> Any:
 def _other_states(optimizer: OptimizerWrapper, saved: list[Any]) -> str:
     if not optimizer.built:
         hint = (
-            "this optimizer is not built. Call optimizer.build(model.trainable_variables) before "
-            "load_weights to load both."
+            "This optimizer is not built. To load both, call "
+            "optimizer.build(model.trainable_variables) before load_weights."
         )
     else:
-        hint = f"this optimizer keeps {optimizer._states()}."
+        hint = f"This optimizer keeps {optimizer._states()}."
     return (
-        f"The variables of optimizer {optimizer.name!r} in the file, such as its step count, are "
-        f"not loaded, nor is the state of rows: that in the file is {saved}, and {hint} The "
-        "optimizer and the rows start with fresh state."
+        f"The optimizer {optimizer.name!r} and the rows start with fresh state. The file's step "
+        f"count and state of rows are not loaded: the file has the state {saved}. {hint}"
     )

@@ -98,8 +98,8 @@ def _without_gradient(sums: tf.Tensor, upstream: Sequence[tf.Tensor]) -> tf.Tens
     def identity(sums: tf.Tensor, *_: tf.Tensor) -> Any:
         def refuse(*_: tf.Tensor) -> NoReturn:
             raise NotImplementedError(
-                "With several ranks there is no second derivative with respect to a table. Derive "
-                "with respect to the vectors that a lookup returns."
+                "With several ranks there is no second derivative with respect to a table. "
+                "Differentiate with respect to the vectors that a lookup returns."
             )
 
         return tf.identity(sums), refuse

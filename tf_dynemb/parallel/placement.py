@@ -75,7 +75,7 @@ def place(var_type: str) -> Placement:
 def _say_that_no_gpu_is_used() -> None:
     warn(
         f"TensorFlow sees a GPU, but {_NO_DEVICE_CODE}; tables are in the host's memory. "
-        "With var_type='host' this is not said."
+        "To silence this warning, pass var_type='host'."
     )
 
 

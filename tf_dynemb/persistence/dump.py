@@ -202,7 +202,7 @@ def _compact(path: str | os.PathLike[str], most: int, keep: int) -> None:
                 if chain.base is not None and len(chain.deltas) >= most:
                     merge(path, keep=keep)
             except (OSError, RuntimeError, ValueError) as error:
-                warn(f"compact_every={most}: the deltas at {path} stay as they are: {error}")
+                warn(f"compact_every={most}: the deltas at {path} were not merged: {error}")
 
 
 class _Contents(NamedTuple):

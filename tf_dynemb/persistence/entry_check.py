@@ -23,8 +23,8 @@ def check_entry(
         hint = "A dict of names and variables loads tables under other names."
         if variable.has_automatic_name:
             hint = (
-                "Nobody has chosen the name, which depends on the layers that the process has made "
-                f"before: name the layer. {hint}"
+                "The name is automatic, and depends on the layers that the process created before: "
+                f"name the layer. {hint}"
             )
         raise ValueError(
             f"{snapshot} has no table {name!r}; its tables are {', '.join(names)}. {hint}"
@@ -71,8 +71,8 @@ def check_is_same(entry: storage.TableEntry, variable: DynamicVariable | Variabl
         if there != value:
             raise ValueError(
                 f"table {entry.name!r} has {what} {there} on disk, but {variable.name!r} has "
-                f"{value}. Nobody has chosen the name, so that these are probably two different "
-                "tables: name the layers, or load a dict of names and variables."
+                f"{value}. The name is automatic, so these are probably two different tables: name "
+                "the layers, or load a dict of names and variables."
             )
 
 

@@ -173,10 +173,10 @@ def warn_of_automatic_names(call: str, names: Sequence[str], forms: Mapping[str,
     alike = [name for name in names if list(forms.values()).count(forms[name]) > 1]
     if alike:
         warn(
-            f"{call}: nobody has chosen the names of {', '.join(map(repr, alike))}, which depend "
-            "on the order in which a process creates its layers. In another order, the rows of one "
-            f"come into another. Name the layers, or {call} tf_dynemb.named_tables(model) on both "
-            "sides."
+            f"{call}: the names of {', '.join(map(repr, alike))} are automatic, and depend on the "
+            "order in which a process creates its layers. If the order changes, a table gets the "
+            "rows of another one. Name the layers, or dump and load "
+            "tf_dynemb.named_tables(model)."
         )
 
 

@@ -115,7 +115,7 @@ def first_host(nodes: str) -> str:
     first = re.match(r"(?:\[[^\]]*\]|[^,\[])*", nodes)
     name = re.sub(r"\[(\d+)[^\]]*\]", r"\1", first[0] if first else "")
     if first is None or not name or nodes[first.end() :].startswith("["):
-        raise ValueError(f"{nodes!r} is no list of nodes.")
+        raise ValueError(f"{nodes!r} is not a list of nodes.")
     return name
 
 

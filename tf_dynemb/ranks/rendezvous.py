@@ -208,7 +208,7 @@ class Rendezvous:
         """Adds a rank."""
         rank, size, job = hello["rank"], hello["size"], hello.get("job", "")
         if job != self._job:
-            self._tell(peer, f"{self._where} is that of another job ({self._job!r}, not {job!r})")
+            self._tell(peer, f"{self._where} belongs to another job ({self._job!r}, not {job!r})")
             peer.close()
             return
         if size != self.size or not 0 < rank < size:

@@ -140,9 +140,9 @@ def _join_by_mpi(place: Place, library: str, timeout: float) -> tuple[Operators,
     if (comm.rank, comm.size) != (place.rank, place.size):
         comm.leave()
         raise RuntimeError(
-            f"This is rank {place.rank} of {place.size} by {place.launcher}, and rank "
-            f"{comm.rank} of {comm.size} by {library}: the launcher belongs to another MPI. "
-            "TF_DYNEMB_MPI names the library; init('gloo') needs none."
+            f"This is rank {place.rank} of {place.size} according to {place.launcher}, but rank "
+            f"{comm.rank} of {comm.size} according to {library}: the launcher belongs to another "
+            "MPI. Set TF_DYNEMB_MPI to its library, or call init('gloo'), which needs none."
         )
     return comm, f"MPI ({library})"
 
@@ -214,7 +214,7 @@ def _engine(comm_tool: str | None, place: Place) -> tuple[str, str | None]:
     if comm_tool == "mpi" and library is None:
         raise RuntimeError(
             "init('mpi'): no MPI library was found beside mpiexec, in this Python's folders or by "
-            "the loader: `pip install mpich`, or name one by TF_DYNEMB_MPI."
+            "the loader: `pip install mpich`, or set TF_DYNEMB_MPI to one."
         )
     return ("mpi", library) if library is not None else ("gloo", None)
 

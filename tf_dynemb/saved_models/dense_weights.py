@@ -61,8 +61,8 @@ class Weights(NamedTuple):
         for each in dense_variables(model).weights.values():
             if id(unwrap(each)) not in names:
                 raise ValueError(
-                    "part_of must be what is dumped, of which the exported model is a part; it "
-                    f"does not have {_described(each)}."
+                    "part_of must be the dumped model, which contains the exported one; it lacks "
+                    f"{_described(each)}."
                 )
             read[names[id(unwrap(each))]] = each
         return cls(dumped, read)

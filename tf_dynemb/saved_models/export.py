@@ -321,8 +321,8 @@ def _weights(
 
 def _warn_of_constant_weights(why: str) -> None:
     warn(
-        f"the exported model keeps all of its dense weights as they are now, and does not follow "
-        f"later ones: {why.removesuffix('.')}. Pass dense=None if it is to be so."
+        f"the exported model keeps the dense weights of this export, and does not follow later "
+        f"ones: {why.removesuffix('.')}. To silence this warning, pass dense=None."
     )
 
 

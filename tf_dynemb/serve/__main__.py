@@ -67,7 +67,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         type=_positive(float),
         default=1.0,
         metavar="S",
-        help="the time between two looks for versions, and at --follow; default: 1",
+        help="seconds between two checks for versions, and for snapshots at --follow; default: 1",
     )
     models.add_argument(
         "--cache",
@@ -160,7 +160,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     names = [name for name, _ in options.model]
     for argument, given in (("--model", names), ("--follow", [name for name, _ in options.follow])):
         if len(set(given)) < len(given):
-            parser.error(f"{argument}: a name is there twice: {', '.join(given)}")
+            parser.error(f"{argument}: a name can be given once, got {', '.join(given)}")
     for name, _ in options.follow:
         if name not in names:
             parser.error(f"--follow {name}: there is no --model of this name")
@@ -181,14 +181,14 @@ def _named(text: str) -> tuple[str, str]:
 def _port(text: str) -> int:
     port = int(text)
     if not -1 <= port < 65536:
-        raise argparse.ArgumentTypeError(f"{text} is no port")
+        raise argparse.ArgumentTypeError(f"{text} is not a port")
     return port
 
 
 def _seconds(text: str) -> float:
     seconds = float(text)
     if not 0 <= seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is no number of seconds")
+        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds")
     return seconds
 
 

@@ -42,7 +42,7 @@ def parse(body: bytes, json_bytes: int, model: str) -> InferRequest:
             begin += size
         inputs.append(made)
     if begin != len(body):
-        raise ValueError(f"{len(body) - begin} bytes after the inputs belong to none.")
+        raise ValueError(f"the body has {len(body) - begin} bytes after the last input.")
     outputs = given.get("outputs")
     parameters = given.get("parameters")
     if not isinstance(outputs, (list, type(None))) or not isinstance(
@@ -171,7 +171,7 @@ def _text(element: bytes, from_grpc: bool) -> str | bytes:
     try:
         return element.decode()
     except UnicodeDecodeError:
-        raise ValueError("an output is no text: ask for binary outputs.") from None
+        raise ValueError("an output is not UTF-8: ask for binary outputs.") from None
 
 
 def _array(each: InferInput) -> Array:

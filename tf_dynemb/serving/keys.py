@@ -45,7 +45,9 @@ def as_keys(
         limits = np.iinfo(key_type)
         for key in (int(array.min()), int(array.max())):
             if not limits.min <= key <= limits.max:
-                raise OverflowError(f"{key} is no key of table {table!r}: its keys are {key_type}.")
+                raise OverflowError(
+                    f"{key} is not a key of table {table!r}: its keys are {key_type}."
+                )
     return array.astype(key_type, copy=False)
 
 

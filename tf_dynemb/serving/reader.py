@@ -354,9 +354,9 @@ class Reader:
                         foreign = lineage.foreign_table(first.manifest)
                         if foreign is not None and not unrelated:
                             raise ValueError(
-                                f"{first} is of another table {foreign!r} than the one "
-                                "that is read, which it does not replace: open a new Reader, or "
-                                "call follow(unrelated=True)."
+                                f"{first} is of another table {foreign!r} than this reader's, and "
+                                "does not replace it: open a new Reader, or call "
+                                "follow(unrelated=True)."
                             )
                         if self._verify:
                             first.verify()

@@ -166,8 +166,8 @@ class State:
         dense = snapshot.dense("weights") or self.dense
         if dense and self.dense and _forms(dense) != _forms(self.dense):
             raise DataLossError(
-                f"{snapshot} has the dense weights of a model of another structure than "
-                "the snapshot before it."
+                f"the dense weights in {snapshot} have other names, dtypes or shapes than in the "
+                "snapshot before it."
             )
         return State(snapshot.manifest, self.schemas, tables, dense)
 

@@ -106,8 +106,8 @@ def _read_table(folder: Path, name: str, files: Iterable[str]) -> SokTable:
     vectors = _values(path, name, VECTORS)
     if vectors.size % keys.size:
         raise ValueError(
-            f"{path} holds {vectors.size} values, which is no multiple of the {keys.size} keys in "
-            f"{name}-key."
+            f"{path} holds {vectors.size} values, which is not a multiple of the {keys.size} keys "
+            f"in {name}-key."
         )
     vectors = vectors.reshape(keys.size, -1)
     states: dict[str, Array] = {}
@@ -161,8 +161,8 @@ def _values(path: Path, table: str, kind: int, state: str = "") -> Array:
     count, left_over = divmod(size - _HEADER.size, dtype.itemsize)
     if left_over:
         raise ValueError(
-            f"{path} is cut short: {size - _HEADER.size} bytes of values are no multiple of the "
-            f"{dtype.itemsize} bytes of a {dtype.name}."
+            f"{path} is cut short: its values have {size - _HEADER.size} bytes, which is not a "
+            f"multiple of the {dtype.itemsize} bytes of a {dtype.name}."
         )
     if count == 0:
         raise ValueError(f"{path} is cut short: no values follow its header.")

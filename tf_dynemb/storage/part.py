@@ -208,7 +208,7 @@ class Part:
             entries.append(dataclasses.replace(table, shards=tuple(shards)))
         if files:
             names = ", ".join(file.file for file in files.values())
-            raise ValueError(f"files of no shard of these tables were written: {names}.")
+            raise ValueError(f"files were written that belong to no shard of the tables: {names}.")
         return tuple(entries)
 
     def abandon(self) -> None:

@@ -230,7 +230,7 @@ class Snapshot:
                     raise DataLossError(
                         f"{self}/{file.file} is damaged: the CRC32C of its block of up to "
                         f"{block_bytes} bytes at byte offset {block * block_bytes} differs from "
-                        "that in the manifest."
+                        "the CRC32C in the manifest."
                     )
                 block += 1
             yield part

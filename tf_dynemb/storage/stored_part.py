@@ -120,7 +120,7 @@ class _StoreOutput:
 
     def _refuse(self) -> NoReturn:
         self.abandon()
-        raise OSError(f"{self.path} has other rows than it was to have.")
+        raise OSError(f"{self.path} does not have the expected rows.")
 
     def _submit(self, send: Callable[..., None], *args: bytes) -> None:
         while len(self._pending) >= _WAITING:

@@ -110,7 +110,7 @@ class Table:
             placement = place(options.var_type)
             if options.max_dram_for_vectors == 0 and placement.tier == "host":
                 raise ValueError(
-                    "max_dram_for_vectors=0 leaves rows in memory to a GPU, and no GPU is used."
+                    "max_dram_for_vectors=0 keeps all rows in memory on a GPU, and no GPU is used."
                 )
             self._check_admission(options)
             communicator.warn_if_not_joined()

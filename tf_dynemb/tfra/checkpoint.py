@@ -126,7 +126,7 @@ def _rows(
     """Reads the shards of a table; `states` has the name of the table of each state."""
     if name not in shards:
         raise FileNotFoundError(
-            f"TFRA has saved no table {name!r}, but {', '.join(map(repr, shards)) or 'none'}."
+            f"TFRA has saved no table {name!r}; saved: {', '.join(map(repr, shards)) or 'none'}."
         )
     columns_of_state = {}
     for state, state_table in states.items():

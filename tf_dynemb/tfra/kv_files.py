@@ -194,7 +194,7 @@ def _map(path: str, dtype: npt.DTypeLike, width: int) -> npt.NDArray[Any]:
     size = os.stat(path).st_size
     if size % row_bytes:
         raise ValueError(
-            f"{path} has {size} bytes, which is no multiple of the {row_bytes} bytes of "
+            f"{path} has {size} bytes, which is not a multiple of the {row_bytes} bytes of "
             f"{width} x {np.dtype(dtype)}."
         )
     if size == 0:  # an empty file cannot be mapped
