@@ -284,6 +284,7 @@ def numbered_blocks(page):
         *numbered_blocks("docs/dumps.md"),
         *numbered_blocks("docs/ranks.md"),
         *numbered_blocks("docs/recipes.md"),
+        *numbered_blocks("docs/server.md"),
         *numbered_blocks("docs/migrating_from_torchrec.md"),
     ],
 )
@@ -322,6 +323,19 @@ def test_code_for_keras_users_runs(tmp_path):
 def test_code_of_online_learning_runs(tmp_path):
     output = run_python(["-c", "\n".join(code_blocks("docs/online_learning.md"))], tmp_path)
     assert output.splitlines()[-1].endswith(" v7 (1, 1)")
+
+
+@pytest.mark.slow
+def test_code_of_serving_runs(tmp_path):
+    """Deleting the model ends its thread, and closes its files."""
+    maps = 'open("/proc/self/maps").read()'
+    count = f'print(len(os.listdir("/proc/self/task")), {maps}.count(".npy"))'
+    _, follow, stop = code_blocks("docs/serving.md")
+    code = ["import os", follow, count, stop, count]
+    output = run_python(["-c", "\n".join(code)], tmp_path).splitlines()
+    before, after = (tuple(map(int, line.split())) for line in output[-2:])
+    assert before[0] > after[0]
+    assert before[1] > after[1] == 0
 
 
 @pytest.mark.slow
