@@ -122,7 +122,7 @@ Status FlushManifest::Read(FileSystem& files, const std::string& folder, FlushMa
   if (size < 0) return FileError(index, static_cast<int>(-size));
   if (static_cast<uint64_t>(size) % kIndexRecordBytes != 0 ||
       static_cast<uint64_t>(size) / kIndexRecordBytes != read.rows) {
-    return DataLoss(index + " has " + std::to_string(size) + " bytes, which are not those of " +
+    return DataLoss(index + " has " + std::to_string(size) + " bytes, which is not the size of " +
                     std::to_string(read.rows) + " rows");
   }
   *manifest = std::move(read);

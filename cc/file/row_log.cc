@@ -71,8 +71,8 @@ std::string RowLog::SegmentPath(const std::string& folder, uint32_t sequence) {
 Status RowLog::CheckOwner() const {
   if (options_.files->ProcessId() == pid_) return Status();
   return FailedPrecondition(options_.folder +
-                            ": the files are those of the process that forked this one, which "
-                            "cannot write to them; lookups move rows, too");
+                            ": the files belong to the process that forked this one. This process "
+                            "cannot write to them, and lookups write too, when they move rows");
 }
 
 Status RowLog::NewSegment() {

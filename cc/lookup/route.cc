@@ -204,7 +204,7 @@ Status Requests::Init(const Received& received, const std::vector<KeyType>& key_
     if (!fits || at != size || (is_own && split != 0)) {
       return InvalidArgument("the message of rank " + std::to_string(rank) +
                              " is not a request for keys of " + std::to_string(tables) +
-                             " tables: do all ranks make the same call?");
+                             " tables: all ranks must make the same call");
     }
     begin += split;
   }

@@ -208,7 +208,7 @@ Status GlooWire::Connect(const std::vector<std::string>& addresses) {
   for (size_t r = 0; r < tokens.size(); ++r) {
     if (r == static_cast<size_t>(rank())) continue;
     if (addresses_[r].compare(addresses_[r].size() - kTokenBytes, kTokenBytes, tokens[r]) != 0) {
-      return Fail("what has connected to rank " + std::to_string(rank()) + " as rank " +
+      return Fail("the process that connected to rank " + std::to_string(rank()) + " as rank " +
                   std::to_string(r) + " is not a rank of this group");
     }
   }

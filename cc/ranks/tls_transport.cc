@@ -48,7 +48,7 @@ class TlsPair : public tcp::Pair {
       throwIfException();
       return is_secure_ || state_ == CLOSED;
     });
-    if (!in_time) signalAndThrowException("the other end has not completed the handshake of TLS");
+    if (!in_time) signalAndThrowException("the other end has not completed the TLS handshake");
   }
 
   void handleReadWrite(int events) override {

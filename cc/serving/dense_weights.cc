@@ -101,7 +101,7 @@ Status DenseWeights::Read(Exec& exec, const Manifest& manifest,
   Json header;
   const Status parsed = Json::Parse(std::string(file + kPrefixBytes, header_bytes), &header);
   if (!parsed.ok()) return damaged("its header: " + parsed.message());
-  if (header.kind() != Json::Kind::kObject) return damaged("its header is no object");
+  if (header.kind() != Json::Kind::kObject) return damaged("its header is not an object");
   const char* const data = file + kPrefixBytes + header_bytes;
   const size_t data_bytes = file_bytes - kPrefixBytes - header_bytes;
 
@@ -145,12 +145,12 @@ const DenseWeight* DenseWeights::Find(const std::string& name) const {
 std::string DenseWeights::DifferenceFrom(const DenseWeights& o) const {
   for (const auto& [name, weight] : weights_) {
     const DenseWeight* const other = o.Find(name);
-    if (other == nullptr) return "it has '" + name + "', and the other has not";
+    if (other == nullptr) return "'" + name + "' is new";
     const std::string here = Described(weight), there = Described(*other);
-    if (here != there) return "'" + name + "' is " + here + ", and in the other " + there;
+    if (here != there) return "'" + name + "' is " + here + " instead of " + there;
   }
   for (const auto& [name, weight] : o.weights_) {
-    if (Find(name) == nullptr) return "it lacks '" + name + "'";
+    if (Find(name) == nullptr) return "'" + name + "' is missing";
   }
   return std::string();
 }

@@ -217,8 +217,7 @@ Status ServedModel::ReadDense(Exec& exec, const ServedState& next, const ServedS
       before == nullptr ? std::string() : (*dense)->DifferenceFrom(*before);
   if (difference.empty()) return Status();
   return FailedPrecondition(next.dense_source->directory +
-                            " has the dense weights of a model of another structure than the one "
-                            "that is served: " +
+                            " has other dense weights than the model that is served: " +
                             difference + ". Export the model again");
 }
 
@@ -251,8 +250,8 @@ Status ServedModel::CheckRelated(const Manifest& base, const ServedState& now) c
     const std::string& history = rows->second->entry().history;
     if (!history.empty() && !entry.history.empty() && history != entry.history) {
       return FailedPrecondition(base.directory + " is of another table '" + entry.name +
-                                "' than the one that is served, which it does not replace: export "
-                                "the new model, or with unrelated=True");
+                                "' than the model that is served, and does not replace it: export "
+                                "the new model, or export with unrelated=True");
     }
   }
   return Status();
@@ -287,7 +286,7 @@ Status ServedModel::AfterDelta(Exec& exec, const std::shared_ptr<const ServedSta
   }
   if (delta.parent == now->last.id && delta.watermark < now->last.watermark) {
     return DataLoss(delta.directory + " has the watermark " + std::to_string(delta.watermark) +
-                    ", which is less than that of the snapshot it continues, " +
+                    ", which is less than the watermark of the snapshot it continues, " +
                     std::to_string(now->last.watermark));
   }
   if (delta.watermark <= now->last.watermark) return Status();

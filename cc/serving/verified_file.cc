@@ -106,7 +106,8 @@ Status VerifiedFile::damage() const {
 Status VerifiedFile::DamageAt(size_t block) const {
   return DataLoss(path_ + " is damaged: the CRC32C of its block of up to " +
                   std::to_string(block_bytes_) + " bytes at byte offset " +
-                  std::to_string(block * block_bytes_) + " differs from that in the manifest");
+                  std::to_string(block * block_bytes_) +
+                  " differs from the CRC32C in the manifest");
 }
 
 }  // namespace dynemb

@@ -157,7 +157,8 @@ void SavedRows::Fail() noexcept {
 Status SavedRows::Error() const {
   if (!failed_) return Status();
   return ResourceExhausted(
-      "no memory to save rows that were overwritten while the snapshot was read: it is incomplete");
+      "the snapshot is incomplete: there was no memory to save rows that were overwritten while it "
+      "was read");
 }
 
 void Changes::Start(Tick tick, Tick known_since, uint64_t rows) noexcept {

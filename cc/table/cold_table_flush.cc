@@ -135,8 +135,8 @@ Status ColdTable::KeepFlush(const std::string& folder) {
 Status ColdTable::Restore(Exec& exec, const std::string& folder, FlushInfo* info) {
   if (cold_ == nullptr) return CheckHasFiles();
   if (size() != 0) {
-    return FailedPrecondition("table '" + options_.name + "' has rows; a flush is restored to a " +
-                              "new table");
+    return FailedPrecondition("table '" + options_.name + "' has rows, but only an empty table " +
+                              "can take the rows of a flush");
   }
   std::string bytes;
   DYNEMB_RETURN_IF_ERROR(cold_->ReadFlush(folder, &bytes));

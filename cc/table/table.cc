@@ -118,12 +118,12 @@ Status Table::CheckState(const StateSpec& spec, const std::string& owner) const 
   if (spec.widths.empty()) return Status();
   if (!owner.empty() && !state_owner_.empty() && owner != state_owner_) {
     return FailedPrecondition(
-        "table '" + options_.name + "' is trained by " + state_owner_ + " now, so that " + owner +
-        " cannot step it. A table has the state of one OptimizerWrapper: if several losses train "
-        "it in "
-        "turn, step it with one wrapper for all of them, apply_gradients([(gradient, table)]), and "
-        "the dense variables of each loss with a separate optimizer. A new OptimizerWrapper, "
-        "or attach(), takes a table over, with fresh state");
+        "table '" + options_.name + "' is trained by " + state_owner_ + " now, and " + owner +
+        " cannot step it. A table has the state of one OptimizerWrapper. If several losses train "
+        "the table in turn, step it with one wrapper for all of them, "
+        "apply_gradients([(gradient, table)]), and step the dense variables of each loss with a "
+        "separate optimizer. A new OptimizerWrapper, or attach(), takes the table over, with fresh "
+        "state");
   }
   if (spec == state_spec_) return Status();
   return FailedPrecondition(
@@ -183,10 +183,9 @@ Status Table::CheckNoCut(const Cut* running) const {
 Status Table::CheckDeletions(const DeletionLog& log, Tick since) const {
   const Tick known = log.known_since();
   if (since >= known) return Status();
-  return FailedPrecondition("the keys that table '" + options_.name + "' has lost since tick " +
-                            std::to_string(since) +
-                            " are not known any more, only those since tick " +
-                            std::to_string(known) + ": publish a new dump, and deltas since it");
+  return FailedPrecondition("table '" + options_.name + "' knows its deleted keys since tick " +
+                            std::to_string(known) + ", but the delta needs them since tick " +
+                            std::to_string(since) + ": publish a new dump, and then deltas");
 }
 
 namespace {
@@ -390,9 +389,9 @@ Status Table::SetDataTime(int64_t time, Tick tick) {
     const uint64_t count = ++ignored_times_;
     if ((count & (count - 1)) == 0) {  // the first, and whenever their number has doubled
       Warn(("table '" + options_.name + "': the data's time " + std::to_string(*ignored) +
-            " is ignored: it was later than the one before by more than " +
-            std::to_string(Expiry::kLeap) + " ttl, and the next one, " + std::to_string(time) +
-            ", was not; such times so far: " + std::to_string(count))
+            " is ignored: it is more than " + std::to_string(Expiry::kLeap) +
+            " ttl after the time before it, but the next time, " + std::to_string(time) +
+            ", is not. Times ignored so far: " + std::to_string(count))
                .c_str());
     }
   }

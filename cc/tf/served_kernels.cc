@@ -224,10 +224,9 @@ class ServedWeightsOp : public DynembOp {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("dtypes", &dtypes_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("shapes", &shapes_));
     OP_REQUIRES(ctx, names_.size() == dtypes_.size() && names_.size() == shapes_.size(),
-                absl::InvalidArgumentError(absl::StrCat("names, dtypes and shapes must be as many, "
-                                                        "got ",
-                                                        names_.size(), ", ", dtypes_.size(),
-                                                        " and ", shapes_.size())));
+                absl::InvalidArgumentError(
+                    absl::StrCat("names, dtypes and shapes must have the same length, got ",
+                                 names_.size(), ", ", dtypes_.size(), " and ", shapes_.size())));
   }
 
  protected:

@@ -80,8 +80,7 @@ class SnapshotOp : public DynembOp {
     bool deleted, used;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("with_deleted", &deleted));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("with_used", &used));
-    OP_REQUIRES(ctx, deleted || !used,
-                absl::InvalidArgumentError("with_used: only of cuts with_deleted"));
+    OP_REQUIRES(ctx, deleted || !used, absl::InvalidArgumentError("with_used needs with_deleted"));
     of_ = used ? CutOf::kDeltaAndUsed : deleted ? CutOf::kDelta : CutOf::kRows;
   }
 

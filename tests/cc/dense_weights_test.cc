@@ -85,7 +85,7 @@ TEST_F(DenseWeightsTest, FilesThatLie) {
   ExpectDamage(std::string("\x09\0\0\0\0\0\0\0{}      ", 16), "its header has 9 bytes");
   ExpectDamage(std::string("\xff\xff\xff\xff\xff\xff\xff\xff{}", 10),
                "its header has 18446744073709551615 bytes");
-  ExpectDamage(Safetensors("[]", ""), "its header is no object");
+  ExpectDamage(Safetensors("[]", ""), "its header is not an object");
   ExpectDamage(Safetensors("{}", "1"), "its arrays do not have the size of its data");
   const Status status = Publish(Safetensors("{", ""));
   EXPECT_EQ(status.code(), Code::kDataLoss);
@@ -157,13 +157,13 @@ TEST_F(DenseWeightsTest, Differences) {
   };
   EXPECT_EQ(difference({{"a", ArrayEntry("F32", "[2]", 0, 8)}}, 8), "");
   EXPECT_EQ(difference({{"a", ArrayEntry("F32", "[2, 1]", 0, 8)}}, 8),
-            "'a' is F32 [2, 1], and in the other F32 [2]");
+            "'a' is F32 [2, 1] instead of F32 [2]");
   EXPECT_EQ(difference({{"a", ArrayEntry("I32", "[2]", 0, 8)}}, 8),
-            "'a' is I32 [2], and in the other F32 [2]");
+            "'a' is I32 [2] instead of F32 [2]");
   EXPECT_EQ(
       difference({{"a", ArrayEntry("F32", "[2]", 0, 8)}, {"b", ArrayEntry("I8", "[]", 8, 9)}}, 9),
-      "it has 'b', and the other has not");
-  EXPECT_EQ(difference({}, 0), "it lacks 'a'");
+      "'b' is new");
+  EXPECT_EQ(difference({}, 0), "'a' is missing");
 }
 
 }  // namespace

@@ -106,7 +106,7 @@ TEST_P(StrangerTest, SaysNothing) {
   const std::string errors = Errors();
   const bool is_plain = sockets() == Sockets::kPlain;
   const char* const late =
-      is_plain ? "has sent nothing for 1 s" : "has not completed the handshake of TLS";
+      is_plain ? "has sent nothing for 1 s" : "has not completed the TLS handshake";
   EXPECT_NE(errors.find(late), std::string::npos) << errors;
 }
 

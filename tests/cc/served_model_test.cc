@@ -248,8 +248,8 @@ TEST_F(ServedModelTest, WeightsOfAnotherModelLeaveTheState) {
     const std::string directory = WithWeight(kind, 2, 2.0f, "[1, 1]").Publish(path);
     ExpectError(Apply(path, &count), Code::kFailedPrecondition,
                 directory +
-                    " has the dense weights of a model of another structure than the one "
-                    "that is served: 'w' is F32 [1, 1], and in the other F32 [1]. Export");
+                    " has other dense weights than the model that is served: 'w' is F32 [1, 1] "
+                    "instead of F32 [1]. Export");
     EXPECT_EQ(model_->state(), before);
     EXPECT_EQ(count, 0u);
     const std::string damaged = WithWeight(kind, 2, 2.0f).Publish(folder_ / "damaged");

@@ -143,7 +143,7 @@ def calls_of_one_table():
             {"names": ["w"], "dtypes": [f32], "shapes": [[2, DIM]]},
             wrong_values=[
                 ("names", ["v"], "has no float weight 'v' of shape"),
-                ("names", ["w", "w"], "names, dtypes and shapes must be as many"),
+                ("names", ["w", "w"], "names, dtypes and shapes must have the same length"),
                 ("dtypes", [tf.int32], "has no int32 weight 'w'"),
                 ("shapes", [[DIM, 2]], "export the model again"),
                 ("shapes", [[2, None]], "not fully defined"),

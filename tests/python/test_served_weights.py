@@ -89,10 +89,10 @@ def test_a_base_that_replaces_the_state(tmp_path):
 
 
 OTHERS = {
-    "a shape": ({"width": 9}, r"'hidden/bias' is F32 \[9\], and in the other F32 \[8\]"),
-    "a name": ({"hidden": "other"}, "it lacks 'hidden/bias'|it has 'other/bias'"),
-    "a new layer": ({"layers": 2}, "it has 'hidden1/bias', and the other has not"),
-    "a layer less": ({"layers": 0}, "it lacks 'hidden/bias'|'out/kernel' is"),
+    "a shape": ({"width": 9}, r"'hidden/bias' is F32 \[9\] instead of F32 \[8\]"),
+    "a name": ({"hidden": "other"}, "'hidden/bias' is missing|'other/bias' is new"),
+    "a new layer": ({"layers": 2}, "'hidden1/bias' is new"),
+    "a layer less": ({"layers": 0}, "'hidden/bias' is missing|'out/kernel' is"),
 }
 
 
@@ -112,7 +112,7 @@ def test_a_model_of_another_structure(tmp_path, options, message, is_base):
     while not (error := loaded.watermark()["follow_error"].numpy().decode()):
         assert time.monotonic() < end
         time.sleep(0.01)
-    assert "of another structure than the one that is served" in error
+    assert "has other dense weights than the model that is served" in error
     assert error.endswith("Export the model again")
     assert same(loaded.serve, model)
     # Exported again, it follows.
