@@ -117,8 +117,11 @@ def _compiled() -> tuple[pathlib.Path, pathlib.Path | None]:
         )
     built = [ROOT / "bazel-bin" / label.removeprefix("//").replace(":", "/") for label in labels]
     # Without nvcc or clang, it has no device code.
-    cuda12 = [path for path in built[1:] if library.has_device_code(path)]
-    return built[0], cuda12[0] if cuda12 else None
+    cuda12 = next((path for path in built[1:] if library.has_device_code(path)), None)
+    omitted = library.omitted(built[0], cuda12)
+    if omitted:
+        print(f"setup: {omitted}", file=sys.stderr)
+    return built[0], cuda12
 
 
 class PlatformWheel(bdist_wheel):

@@ -30,6 +30,7 @@ import find_tensorflow
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TARGETS = {False: "//cc/tf:_dynemb_ops_host.so", True: "//cc/tf:_dynemb_ops.so"}
 CUDA12 = "//cc/tf:_dynemb_ops_cuda12.so"
+CLANG = "clang 19 (package clang-19)"
 
 # A file beside the library of a wheel, with the hash of the sources that it was compiled from.
 STAMP = ".sources"
@@ -76,6 +77,17 @@ def wants_cuda12(environ: Mapping[str, str] = os.environ) -> bool:
 def has_device_code(library: pathlib.Path) -> bool:
     """Whether a library has kernels for a GPU."""
     return _DEVICE_CODE in library.read_bytes()
+
+
+def omitted(
+    compiled: pathlib.Path, cuda12: pathlib.Path | None, environ: Mapping[str, str] = os.environ
+) -> str:
+    """Says what was to be compiled if nvcc and clang were found, and was not, or ""."""
+    if not wants_cuda12(environ) or cuda12 is not None:
+        return ""
+    if not has_device_code(compiled):
+        return "the operators have no device code: there is no nvcc"
+    return f"no operators for drivers of CUDA 12: there is no {CLANG}"
 
 
 def sources_hash(root: pathlib.Path = ROOT) -> str:
@@ -167,6 +179,25 @@ def has_cuda12(wheel: pathlib.Path, minor: str) -> bool:
         return member(minor, cuda12=True) in content.namelist()
 
 
+def kernels_of(wheel: pathlib.Path) -> set[str]:
+    """Returns "12" and "13", if a wheel has kernels for drivers of these versions of CUDA."""
+    with zipfile.ZipFile(wheel) as content:
+        return {
+            "12" if name.endswith("_cuda12.so") else "13"
+            for name in content.namelist()
+            if name.endswith(".so") and _DEVICE_CODE in content.read(name)
+        }
+
+
+def device_code(wheel: pathlib.Path) -> str:
+    """Returns a text about the drivers that a wheel has kernels for."""
+    kernels = kernels_of(wheel)
+    if not kernels:
+        return "without device code"
+    text = f"with device code for drivers of CUDA {' and '.join(sorted(kernels))}"
+    return text if "12" in kernels else f"{text}, not 12, which needs {CLANG}"
+
+
 def take(wheel: pathlib.Path, minor: str, target: pathlib.Path, cuda12: bool = False) -> None:
     """Writes a wheel's library for a TensorFlow to `target`, and sees that it loads here.
 
@@ -215,8 +246,12 @@ def remark(root: pathlib.Path = ROOT) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("prebuilt", "kind", "remark"))
-    what = parser.parse_args().what
+    parser.add_argument("what", choices=("prebuilt", "kind", "remark", "device-code"))
+    parser.add_argument("wheel", nargs="?", type=pathlib.Path, help="for device-code")
+    given = parser.parse_args()
+    what = given.what
+    if (what == "device-code") != (given.wheel is not None):
+        parser.error("device-code needs a wheel, and the others take none")
     try:
         if what == "prebuilt":
             wheel, remarks = prebuilt()
@@ -226,6 +261,8 @@ def main() -> int:
                 print(wheel)
         elif what == "kind":
             print(kind())
+        elif what == "device-code":
+            print(device_code(given.wheel))
         elif remark():
             print(f"setup: {remark()}")
     except LibraryError as error:

@@ -21,7 +21,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import zipfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,10 @@ from typing import Any
 from packaging.version import InvalidVersion, Version
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "bazel"))
+
+import library  # noqa: E402  (in bazel/, as for setup.py)
+
 CHANGELOG, VERSION, CITATION = "CHANGELOG.md", "tf_dynemb/_version.py", "CITATION.cff"
 NOTICES = "THIRD_PARTY_NOTICES.md"
 
@@ -240,22 +243,6 @@ def with_parts(bom: dict[str, Any], version: str, parts: Sequence[dict[str, Any]
     bom["dependencies"] += [{"ref": name} for name in names]
 
 
-def has_device_code(wheel: Path) -> bool:
-    """Whether a library of a wheel has kernels for a GPU."""
-    with zipfile.ZipFile(wheel) as content:
-        libraries = [name for name in content.namelist() if name.endswith(".so")]
-        return any(b".nv_fatbin" in content.read(name) for name in libraries)
-
-
-def device_code(wheel: Path) -> str:
-    """Returns a text about the drivers that a wheel has kernels for."""
-    if not has_device_code(wheel):
-        return "without device code"
-    with zipfile.ZipFile(wheel) as content:
-        both = any(name.endswith("_cuda12.so") for name in content.namelist())
-    return f"with device code for drivers of CUDA {'12 and 13' if both else '13'}"
-
-
 # Processes.
 
 
@@ -411,7 +398,7 @@ def write_bom(release: Release) -> None:
     command += ["--pyproject", release.clone / "pyproject.toml", "--mc-type", "library"]
     command += ["--spec-version", "1.6"]
     bom = json.loads(output(*command, folder=release.place))
-    parts = linked_parts(release.clone, has_device_code(release.one("*.whl")))
+    parts = linked_parts(release.clone, bool(library.kernels_of(release.one("*.whl"))))
     with_parts(bom, release.version, parts)
     text = json.dumps(bom, indent=2) + "\n"
     fault = JsonStrictValidator(SchemaVersion.V1_6).validate_str(text)
@@ -461,7 +448,7 @@ def summary(release: Release, dist: Path) -> list[str]:
     """Returns lines about the files, and about what was not tried."""
     lines = []
     for path in sorted(dist.iterdir()):
-        kind = f", {device_code(path)}" if path.suffix == ".whl" else ""
+        kind = f", {library.device_code(path)}" if path.suffix == ".whl" else ""
         lines.append(f"  {path.name}, {path.stat().st_size:,} bytes{kind}")
     left = pairs_of(release.pairs.read_text("utf-8"))[1] if release.pairs.exists() else []
     if left:

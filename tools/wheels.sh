@@ -56,6 +56,7 @@ build() {
     --exclude 'libcuda*' -w dist "$PLACE"/plain/*.whl
   "$tools/auditwheel" show dist/*.whl
   ls -l dist/*.whl
+  say "$(basename dist/*.whl): $("$tools/python" -B bazel/library.py device-code dist/*.whl)"
 }
 
 # The quickstart in a folder without the package's sources, with nothing installed except the wheel, TensorFlow, and what the

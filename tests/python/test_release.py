@@ -419,20 +419,6 @@ class TestChecks:
         with pytest.raises(tool.ReleaseError, match="ran with no Python"):
             tool.make(tool.Release(checkout, "0.2.0"), True, steps_of(tool))
 
-    def test_device_code(self, tool, tmp_path):
-        for content, found in ((b"x.nv_fatbin\0", True), (b"x", False)):
-            with zipfile.ZipFile(tmp_path / "wheel", "w") as wheel:
-                wheel.writestr("tf_dynemb/a.so", content)
-                wheel.writestr("tf_dynemb/a.txt", b".nv_fatbin")
-            assert tool.has_device_code(tmp_path / "wheel") == found
-            assert tool.device_code(tmp_path / "wheel").startswith("with dev") == found
-        with zipfile.ZipFile(tmp_path / "wheel", "w") as wheel:
-            wheel.writestr("tf_dynemb/a.so", b".nv_fatbin")
-        assert tool.device_code(tmp_path / "wheel").endswith("of CUDA 13")
-        with zipfile.ZipFile(tmp_path / "wheel", "a") as wheel:
-            wheel.writestr("tf_dynemb/a_cuda12.so", b".nv_fatbin")
-        assert tool.device_code(tmp_path / "wheel").endswith("of CUDA 12 and 13")
-
 
 def python_packages():
     """What cyclonedx-py writes of an environment."""

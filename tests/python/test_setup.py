@@ -227,6 +227,23 @@ class TestDeviceCode:
         with pytest.raises(library.LibraryError, match="TF_DYNEMB_CUDA is 'yes'; set it to 0"):
             library.wants_device_code({"TF_DYNEMB_CUDA": "yes"})
 
+    @pytest.mark.parametrize(
+        ("kernels", "text"),
+        [
+            ("", "without device code"),
+            ("13", "with device code for drivers of CUDA 13, not 12, which needs clang 19"),
+            ("12 13", "with device code for drivers of CUDA 12 and 13"),
+        ],
+    )
+    def test_the_drivers_that_a_wheel_is_for(self, library, tmp_path, kernels, text):
+        wheel = tmp_path / "a.whl"
+        with zipfile.ZipFile(wheel, "w") as content:
+            content.writestr("tf_dynemb/a.txt", b".nv_fatbin")
+            for name, version in ((MEMBER, "13"), (MEMBER12, "12")):
+                content.writestr(name, b"x.nv_fatbin" if version in kernels else b"x")
+        assert library.kernels_of(wheel) == set(kernels.split())
+        assert library.device_code(wheel).partition(" (")[0] == text
+
     def test_a_user_with_a_gpu_hears_that_it_is_not_used(self, library, tmp_path, monkeypatch):
         monkeypatch.delenv("TF_DYNEMB_CUDA", raising=False)
         path = tmp_path / MEMBER
@@ -297,6 +314,20 @@ class TestBuild:
         assert [word for word in call.split() if word.startswith("//")] == targets
         assert targets[0].encode() in (checkout / MEMBER).read_bytes()[-60:]
         assert not (checkout / MEMBER12).exists()  # it has no device code
+        omitted = ["setup: the operators have no device code: there is no nvcc"]
+        assert re.findall("^setup: .*", done.stderr, re.M) == (omitted if said == "nvcc" else [])
+
+    def test_without_clang_the_library_for_drivers_of_cuda_12_is_said_to_be_missing(self, checkout):
+        of_nvcc = "$([[ $name = *cuda12.so ]] || echo .nv_fatbin)"
+        program(checkout / "bin" / "bazel", BAZEL.replace("${DEVICE_CODE:-}", of_nvcc))
+        omitted = (
+            "setup: no operators for drivers of CUDA 12: there is no clang 19 (package clang-19)"
+        )
+        for said, lines in (("nvcc", [omitted]), ("1", [])):
+            done = setup_py(checkout, "build_ext", "--inplace", TF_DYNEMB_CUDA=said)
+            assert done.returncode == 0, done.stderr
+            assert not (checkout / MEMBER12).exists()
+            assert re.findall("^setup: .*", done.stderr, re.M) == lines
 
     def test_a_library_for_drivers_of_cuda_12(self, checkout):
         both = {"TF_DYNEMB_CUDA": "nvcc", "DEVICE_CODE": ".nv_fatbin"}
