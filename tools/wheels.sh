@@ -20,6 +20,8 @@ say() { echo "wheels: $*"; }
 build() {
   local version python library
   local tools=$PLACE/tools/bin
+  # An earlier run may have left the library of a TensorFlow that is not supported any more.
+  rm -rf "$PLACE/libraries"
   mkdir -p "$PLACE/libraries" "$PLACE/plain"
   if [ ! -e "$PLACE/tools/installed" ]; then
     ${PYTHON:-python3} -m venv "$PLACE/tools"

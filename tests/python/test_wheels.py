@@ -121,3 +121,10 @@ def test_the_last_line_says_which_drivers_there_are_kernels_for(checkout):
     libraries, last = wheels(checkout, "cuda13 _cuda12", device_code=".nv_fatbin")
     assert libraries == {"2.20", "2.21", "2.20_cuda12", "2.21_cuda12"}
     assert last == "wheels: a.whl: with device code for drivers of CUDA 12 and 13"
+
+
+def test_libraries_of_an_earlier_wheel_are_not_packed(checkout):
+    assert "2.20_cuda12" in wheels(checkout, "cuda13 _cuda12")[0]
+    text = VERSIONS.replace('"2.20", "2.21"', '"2.21", ')
+    (checkout / "tf_dynemb" / "_version.py").write_text(text)
+    assert wheels(checkout)[0] == {"2.21"}
