@@ -8,7 +8,9 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-readonly PLACE=$PWD/build/wheels
+# A release has a link to the checkout's folder, and its environments must not need the link.
+mkdir -p build/wheels
+readonly PLACE=$(realpath build/wheels)
 # For upload: with device code, also where there is no GPU.
 export TF_DYNEMB_CUDA=${TF_DYNEMB_CUDA:-nvcc}
 readonly VERSIONS=$(sed -n 's/^TENSORFLOW_VERSIONS = (\(.*\))/\1/p' tf_dynemb/_version.py | tr -d '",')

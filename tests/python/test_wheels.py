@@ -128,3 +128,13 @@ def test_libraries_of_an_earlier_wheel_are_not_packed(checkout):
     text = VERSIONS.replace('"2.20", "2.21"', '"2.21", ')
     (checkout / "tf_dynemb" / "_version.py").write_text(text)
     assert wheels(checkout)[0] == {"2.21"}
+
+
+def test_environments_outlive_the_link_of_a_release(checkout, tmp_path):
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    (checkout / "build").mkdir()
+    (checkout / "build" / "wheels").symlink_to(kept)
+    wheels(checkout)
+    made = (checkout / "environments.txt").read_text().split()
+    assert made == [str(kept / name) for name in ("tools", "tf2.20", "tf2.21")]
