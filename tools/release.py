@@ -341,7 +341,8 @@ def build_wheel(release: Release) -> None:
 def build_sdist(release: Release) -> None:
     """The source distribution."""
     command = [sys.executable, "-m", "build", "--sdist", "--no-isolation"]
-    run(*command, "--outdir", release.dist, release.clone, folder=release.place)
+    # It prints hundreds of names.
+    output(*command, "--outdir", release.dist, release.clone, folder=release.place)
 
 
 def check_metadata(release: Release) -> None:

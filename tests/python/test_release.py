@@ -379,6 +379,21 @@ class TestReleases:
             tool.make(tool.Release(checkout, "0.2.0"), False, [tool.prepare, use])
         assert [state(checkout)] == states
 
+    def test_the_names_in_the_source_distribution_are_printed_only_if_it_fails(
+        self, tool, checkout, capfd, monkeypatch
+    ):
+        release = tool.Release(checkout, "0.2.0")
+        release.place.mkdir(parents=True)
+        python = checkout / "python"
+        python.write_text("#!/bin/sh\necho copying a\nexit ${FAILS:-0}\n")
+        python.chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(python))
+        tool.build_sdist(release)
+        assert capfd.readouterr().out == ""
+        monkeypatch.setenv("FAILS", "1")
+        with pytest.raises(tool.ReleaseError, match="copying a"):
+            tool.build_sdist(release)
+
 
 def with_dist(release):
     release.dist.mkdir()
