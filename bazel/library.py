@@ -31,6 +31,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 TARGETS = {False: "//cc/tf:_dynemb_ops_host.so", True: "//cc/tf:_dynemb_ops.so"}
 CUDA12 = "//cc/tf:_dynemb_ops_cuda12.so"
 CLANG = "clang 19 (package clang-19)"
+LOOK_AGAIN = "`bazel shutdown` makes it look again"  # it remembers what it has found
 
 # A file beside the library of a wheel, with the hash of the sources that it was compiled from.
 STAMP = ".sources"
@@ -85,9 +86,10 @@ def omitted(
     """Says what was to be compiled if nvcc and clang were found, and was not, or ""."""
     if not wants_cuda12(environ) or cuda12 is not None:
         return ""
+    what, compiler = "no operators for drivers of CUDA 12", CLANG
     if not has_device_code(compiled):
-        return "the operators have no device code: there is no nvcc"
-    return f"no operators for drivers of CUDA 12: there is no {CLANG}"
+        what, compiler = "the operators have no device code", "nvcc"
+    return f"{what}: Bazel has found no {compiler}; {LOOK_AGAIN}"
 
 
 def sources_hash(root: pathlib.Path = ROOT) -> str:
@@ -240,7 +242,8 @@ def remark(root: pathlib.Path = ROOT) -> str:
         return ""
     return (
         "there is a GPU, but no nvcc, so the operators have no device code, and tables are in host "
-        "memory; install CUDA's nvcc 13, or set NVCC to it, and run this again"
+        "memory; install CUDA's nvcc 13, or set NVCC to it, then run `bazel shutdown`, and this "
+        "again"
     )
 
 

@@ -253,6 +253,7 @@ class TestDeviceCode:
             monkeypatch.setattr(library, "gpu_is_there", lambda there=there: there)
             assert library.remark(tmp_path).startswith(text)
             assert bool(library.remark(tmp_path)) is there
+            assert ("bazel shutdown" in library.remark(tmp_path)) is there
         path.write_bytes(b"... .nv_fatbin ...")
         assert library.remark(tmp_path) == ""
 
@@ -314,14 +315,18 @@ class TestBuild:
         assert [word for word in call.split() if word.startswith("//")] == targets
         assert targets[0].encode() in (checkout / MEMBER).read_bytes()[-60:]
         assert not (checkout / MEMBER12).exists()  # it has no device code
-        omitted = ["setup: the operators have no device code: there is no nvcc"]
+        omitted = [
+            "setup: the operators have no device code: Bazel has found no nvcc; "
+            "`bazel shutdown` makes it look again"
+        ]
         assert re.findall("^setup: .*", done.stderr, re.M) == (omitted if said == "nvcc" else [])
 
     def test_without_clang_the_library_for_drivers_of_cuda_12_is_said_to_be_missing(self, checkout):
         of_nvcc = "$([[ $name = *cuda12.so ]] || echo .nv_fatbin)"
         program(checkout / "bin" / "bazel", BAZEL.replace("${DEVICE_CODE:-}", of_nvcc))
         omitted = (
-            "setup: no operators for drivers of CUDA 12: there is no clang 19 (package clang-19)"
+            "setup: no operators for drivers of CUDA 12: Bazel has found no clang 19 "
+            "(package clang-19); `bazel shutdown` makes it look again"
         )
         for said, lines in (("nvcc", [omitted]), ("1", [])):
             done = setup_py(checkout, "build_ext", "--inplace", TF_DYNEMB_CUDA=said)
