@@ -117,7 +117,7 @@ def test_forgotten_deletions_are_an_error(tmp_path):
     table = make(init_capacity=8, max_capacity=8)
     for i in range(20):
         table.lookup([1000 + i])  # evicts before the table tracks deletions
-    with pytest.raises(tf.errors.FailedPreconditionError, match=r"'.*t'.* are not known"):
+    with pytest.raises(tf.errors.FailedPreconditionError, match=r"'.*t'.* its deleted keys"):
         de.incremental_dump(tmp_path, table, since=datetime.datetime(2000, 1, 1, tzinfo=UTC))
     assert not os.listdir(tmp_path) or os.listdir(tmp_path) == ["LOCK"]
     de.dump(tmp_path, table)

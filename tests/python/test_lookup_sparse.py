@@ -336,9 +336,9 @@ def test_other_names_of_arguments():
     assert table.dimension == 2
     ids = tf.constant([[3, 4]], tf.int64)
     np.testing.assert_array_equal(de.lookup_sparse(table, ids, combiner="sum"), [[2, 2]])
-    with pytest.raises(TypeError, match="combiners='sum' and combiner='mean' are the same"):
+    with pytest.raises(TypeError, match="combiners='sum' and combiner='mean' set the same"):
         de.lookup_sparse(table, ids, combiners="sum", combiner="mean")
-    with pytest.raises(TypeError, match="dimension=2 and dim=3 are the same"):
+    with pytest.raises(TypeError, match="dimension=2 and dim=3 set the same"):
         de.DynamicVariable(2, dim=3)
     with pytest.raises(TypeError, match="needs dimension, the width of its vectors"):
         de.DynamicVariable(initializer="ones")
