@@ -2,6 +2,8 @@
 // heads, and no memory for contents.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <numeric>
 #include <vector>
@@ -124,6 +126,24 @@ TEST_F(DeviceHeadsTest, EraseAndFree) {
   }
 }
 
+TEST_F(DeviceHeadsTest, WipeLeavesNothingOfTheRow) {
+  const size_t words = view_.layout.content_bytes() / sizeof(uint32_t);
+  std::vector<uint32_t> device(kRows / 3 * words, 7), host((kRows - kRows / 3) * words, 7);
+  view_.rows.device = reinterpret_cast<char*>(device.data());
+  view_.rows.host = reinterpret_cast<char*>(host.data());
+  const std::vector<RowId> gone{5, kRows - 1};
+  const std::vector<uint32_t> sums{0, 1};
+  ForKeys(FreeRows{view_, gone.data(), sums.data(), &counters_, /*wipe=*/true}, gone.size());
+  for (size_t i = 0; i < gone.size(); ++i) {
+    EXPECT_EQ(view_.KeyAt(gone[i]), 0u);
+    EXPECT_EQ(*view_.UpdateAt(gone[i]), 0u);
+    EXPECT_EQ(*view_.FreeRow(i), gone[i]);
+  }
+  for (const auto* of : {&device, &host}) {
+    EXPECT_EQ(std::count(of->begin(), of->end(), 0u), static_cast<ptrdiff_t>(words));
+  }
+}
+
 TEST_F(DeviceHeadsTest, RebuildTheIndex) {
   const FlatRing before = view_.ring;
   std::vector<Bucket> larger(2 * buckets_.size());
@@ -136,14 +156,16 @@ TEST_F(DeviceHeadsTest, RebuildTheIndex) {
 
 TEST_F(DeviceHeadsTest, SelectAndTime) {
   heads_[5].update = heads_[6].update = kNow;
-  RowPredicate where;
-  std::vector<uint32_t> flags(kRows + 1);
-  Stamps stamps;
-  UpdatedAfter after = stamps.After(0);
-  ForKeys(FlagSelected{view_, KeyType::kInt64, stamps, after, where, true, nullptr, 0, kRows,
-                       flags.data()},
-          kRows + 1);
-  EXPECT_EQ(std::accumulate(flags.begin(), flags.end(), 0u), kRows);
+  const Stamps stamps;
+  const auto selected = [&](Tick since) {
+    std::vector<uint32_t> flags(kRows + 1);
+    ForKeys(FlagSelected{view_, KeyType::kInt64, stamps, stamps.After(since), RowPredicate(), true,
+                         nullptr, 0, kRows, flags.data()},
+            kRows + 1);
+    return std::accumulate(flags.begin(), flags.end(), 0u);
+  };
+  EXPECT_EQ(selected(stamps.Decode(kUpdated) - 1), kRows);
+  EXPECT_EQ(selected(stamps.Decode(kUpdated)), 2u);
   std::vector<RowId> all(kRows);
   std::iota(all.begin(), all.end(), RowId{0});
   std::vector<Score> scores(kRows, 33);
