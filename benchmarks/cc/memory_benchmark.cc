@@ -10,16 +10,15 @@
 
 #include <cstdlib>
 #include <cstring>
-#include <random>
-#include <vector>
 
 #include "cc/table/exec.h"
+#include "cc/table/hash.h"
 
 namespace dynemb {
 namespace {
 
 constexpr size_t kBytes = size_t{4} << 30;
-constexpr size_t kRows = 1 << 20;  // drawn per iteration
+constexpr size_t kRows = 1 << 20;  // drawn in an iteration
 constexpr size_t kAhead = 32;      // prefetch distance, in rows
 
 char* Memory() {
@@ -32,28 +31,26 @@ char* Memory() {
   return memory;
 }
 
-std::vector<const char*> DrawRows(size_t bytes) {
-  std::mt19937_64 random(1);
-  std::vector<const char*> rows(kRows);
-  for (const char*& row : rows) row = Memory() + random() % (kBytes / bytes) * bytes;
-  return rows;
-}
-
-// Calls use(row) for random rows of `bytes`.
+// Calls use(row) for random rows of `bytes`. Each is drawn once: the rows of one iteration fit some
+// caches.
 template <class Use>
 void RunRows(benchmark::State& state, const Use& use) {
   const auto bytes = static_cast<size_t>(state.range(0));
   ThreadsExec exec(static_cast<size_t>(state.range(1)));
-  const std::vector<const char*> rows = DrawRows(bytes);
+  char* const memory = Memory();
+  static uint64_t drawn = 0;
   for (auto _ : state) {
+    const auto row = [&](size_t i) { return memory + MixKey(drawn + i) % kBytes / bytes * bytes; };
     exec.ParallelFor(kRows, 4096, [&](size_t begin, size_t end) {
       for (size_t i = begin; i < end; ++i) {
         if (i + kAhead < end) {
-          for (size_t b = 0; b < bytes; b += 64) __builtin_prefetch(rows[i + kAhead] + b);
+          const char* const ahead = row(i + kAhead);
+          for (size_t b = 0; b < bytes; b += 64) __builtin_prefetch(ahead + b);
         }
-        use(const_cast<char*>(rows[i]), bytes);
+        use(row(i), bytes);
       }
     });
+    drawn += kRows;
   }
   state.SetItemsProcessed(static_cast<int64_t>(state.iterations() * kRows));
 }
