@@ -3,6 +3,7 @@
 //   Find, Lookup, LookupOrInsert, UpsertPresent / dim / threads     random keys of 10 million rows
 //   InsertGrowing, InsertSized / dim / threads                      10 million new keys; counters
 //                                                                   give the seconds per phase
+//   MinimalLookup, MinimalUpsertPresent, MinimalInsertSized        the same in a MinimalTable
 //
 // Keys per second, in batches of 65,536. memory_benchmark gives the ceilings.
 #include <benchmark/benchmark.h>
@@ -14,6 +15,7 @@
 #include <random>
 #include <vector>
 
+#include "benchmarks/cc/minimal_table.h"
 #include "benchmarks/cc/workload.h"
 #include "cc/table/exec.h"
 #include "cc/table/table.h"
@@ -71,6 +73,31 @@ struct Filled {
   std::vector<RowId> rows;
 };
 
+// The same rows in a MinimalTable, if a case asked for it.
+struct MinimalFilled {
+  explicit MinimalFilled(size_t dim) : table(kRows, dim) {
+    ThreadsExec exec(2);
+    InsertAll(exec, &table, dim);
+  }
+  static void InsertAll(Exec& exec, MinimalTable* table, size_t dim) {
+    const std::vector<uint64_t>& keys = AllKeys();
+    const std::vector<float> vectors(kBatch * dim, 1.0f);
+    for (size_t first = 0; first < kRows; first += kBatch) {
+      table->Upsert(exec, &keys[first], kBatch, vectors.data());
+    }
+  }
+  static MinimalTable& Of(int64_t dim) {
+    static std::map<int64_t, std::unique_ptr<MinimalFilled>> tables;
+    if (tables.count(dim) == 0) {
+      tables.clear();
+      tables[dim] = std::make_unique<MinimalFilled>(static_cast<size_t>(dim));
+    }
+    return tables[dim]->table;
+  }
+
+  MinimalTable table;
+};
+
 // Calls call(filled, exec, keys) for one batch after the other.
 template <class Call>
 void RunBatches(benchmark::State& state, const Call& call) {
@@ -111,6 +138,33 @@ void UpsertPresent(benchmark::State& state) {
   });
 }
 
+void MinimalLookup(benchmark::State& state) {
+  MinimalTable& table = MinimalFilled::Of(state.range(0));
+  RunBatches(state, [&](Filled& f, Exec& exec, const uint64_t* keys) {
+    table.Lookup(exec, keys, kBatch, f.vectors.data());
+  });
+}
+// A batch may repeat a key, whose vector then is either one: all vectors are equal here.
+void MinimalUpsertPresent(benchmark::State& state) {
+  MinimalTable& table = MinimalFilled::Of(state.range(0));
+  RunBatches(state, [&](Filled& f, Exec& exec, const uint64_t* keys) {
+    table.Upsert(exec, keys, kBatch, f.vectors.data());
+  });
+}
+
+void MinimalInsertSized(benchmark::State& state) {
+  ThreadsExec exec(static_cast<size_t>(state.range(1)));
+  const auto dim = static_cast<size_t>(state.range(0));
+  AllKeys();
+  for (auto _ : state) {
+    state.PauseTiming();
+    MinimalTable table(kRows, dim);
+    state.ResumeTiming();
+    MinimalFilled::InsertAll(exec, &table, dim);
+  }
+  state.SetItemsProcessed(static_cast<int64_t>(state.iterations() * kRows));
+}
+
 void RunInsert(benchmark::State& state, int64_t init_capacity) {
   ThreadsExec exec(static_cast<size_t>(state.range(1)));
   const std::vector<uint64_t>& keys = AllKeys();
@@ -139,12 +193,15 @@ void Args(benchmark::internal::Benchmark* b) {
 }
 BENCHMARK(InsertGrowing)->Apply(Args)->Iterations(2);
 BENCHMARK(InsertSized)->Apply(Args)->Iterations(2);
+BENCHMARK(MinimalInsertSized)->Apply(Args)->Iterations(2);
 // The cases of one dim are consecutive, so that a table is filled once per pair of lines.
 BENCHMARK(Find)->Apply(Args);
 BENCHMARK(Lookup)->Apply(Args);
 BENCHMARK(LookupOrInsert)->Apply(Args);
 BENCHMARK(LookupIntoNewMemory)->Apply(Args);
 BENCHMARK(UpsertPresent)->Apply(Args);
+BENCHMARK(MinimalLookup)->Apply(Args);
+BENCHMARK(MinimalUpsertPresent)->Apply(Args);
 
 }  // namespace
 }  // namespace dynemb
