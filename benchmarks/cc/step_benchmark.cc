@@ -216,7 +216,11 @@ BENCHMARK_CAPTURE(RunPool, cached, Combiner::kSum)
     ->UseRealTime()
     ->Unit(benchmark::kMillisecond);
 BENCHMARK_CAPTURE(RunPool, mean, Combiner::kMean)->Args({kUniform, 10, 16, 26, 2})->UseRealTime();
-BENCHMARK(Step)->Apply(Args)->Args({kUniform, 1, 16, 1, 2})->Args({kUniform, 1, 16, 200, 2});
+BENCHMARK(Step)
+    ->Apply(Args)
+    ->Args({kUniform, 1, 16, 1, 2})
+    ->Args({kUniform, 10, 16, 1, 2})
+    ->Args({kUniform, 1, 16, 200, 2});
 BENCHMARK(NewIds)
     ->ArgNames({"new", "hotness"})
     ->ArgsProduct({{0, 100, 10'000, 100'000}, {1, 10}})

@@ -15,6 +15,10 @@ namespace {
 // The least number of floats that a unit of Write adds up, except the last unit of a task: 10 to 20
 // us of work.
 constexpr size_t kUnitFloats = 65536;
+// The least span of the vectors of a task for which partitions are ranges of rows. Steps of two
+// threads on an AMD EPYC, dim 16, Adagrad: 0.81 of the time with one table of 26 million rows, the
+// same with 10 million, and 1.03 to 1.08 with 1 million, whose translations fit the caches anyway.
+constexpr uint64_t kLeastSpanFloats = uint64_t{1} << 27;
 
 Status CheckTask(const BackwardTask& t) {
   DYNEMB_RETURN_IF_ERROR(Upstream::Check(t));
@@ -63,10 +67,13 @@ void Backward::PrepareTask(Exec& exec, Prepared* prepared) {
   const size_t nnz = task.bags->nnz();
   // Bags has checked that nnz is not too large for Dedup.
   static_assert(Bags::kMaxSize <= Dedup<uint64_t>::kMaxKeys, "");
-  const Status status =
-      SizeOf(task.key_type) == 8
-          ? prepared->dedup.Run(exec, static_cast<const uint64_t*>(task.keys), nnz)
-          : prepared->dedup.Run(exec, static_cast<const uint32_t*>(task.keys), nnz);
+  const auto run = [&](const auto* keys) {
+    return task.rows == nullptr
+               ? prepared->dedup.Run(exec, keys, nnz)
+               : prepared->dedup.RunByRow(exec, keys, task.rows, nnz, kLeastSpanFloats / task.dim);
+  };
+  const Status status = SizeOf(task.key_type) == 8 ? run(static_cast<const uint64_t*>(task.keys))
+                                                   : run(static_cast<const uint32_t*>(task.keys));
   (void)status;
   prepared->upstream.Prepare(exec, task);
 }

@@ -40,7 +40,8 @@ namespace dynemb {
 struct BackwardTask : UpstreamTask {
   KeyType key_type = KeyType::kInt64;
   const void* keys = nullptr;  // [bags->nnz()]
-  // If `rows` is null, the outputs have no rows.
+  // Equal keys have equal `rows`, and the unique keys of a large table come in ranges of rows
+  // (Dedup::RunByRow). If `rows` is null, the outputs have no rows.
 };
 
 struct BackwardOutput {

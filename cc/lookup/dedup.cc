@@ -5,6 +5,7 @@
 #include <string>
 
 #include "cc/lookup/distinct.h"
+#include "cc/lookup/row_ranges.h"
 
 namespace dynemb {
 namespace {
@@ -20,18 +21,28 @@ static_assert(Owners::kMaxRanks <= kMaxPartitions, "each rank has a partition");
 // The partition of a key: the top bits of a hash, whose low bits select the key's slot in the hash
 // set of the partition.
 struct PartitionOf {
-  size_t operator()(uint64_t key) const { return DistinctHash()(key) >> shift; }
+  size_t operator()(uint64_t key, size_t) const { return DistinctHash()(key) >> shift; }
   int shift;  // < 64: there are at least two partitions
 };
 
 // The same, among the partitions of the key's owner.
 struct OwnedPartitionOf {
-  size_t operator()(uint64_t key) const {
+  size_t operator()(uint64_t key, size_t) const {
     // Two shifts, because one shift by 64 is undefined.
     return (size_t{owners.Of(key)} << log) + (DistinctHash()(key) >> 1 >> (63 - log));
   }
   Owners owners;
   int log;  // log2 of the partitions per owner
+};
+
+// The range of the key's row. A key without a row has the partition that PartitionOf gives it.
+struct RowPartitionOf {
+  size_t operator()(uint64_t key, size_t i) const {
+    return IsRow(rows[i]) ? ranges.Of(key, rows[i]) : of_key(key, i);
+  }
+  const RowId* rows;
+  const RowRanges& ranges;
+  PartitionOf of_key;
 };
 
 }  // namespace
@@ -50,8 +61,7 @@ Status Dedup<K>::Check(size_t n, const Owners& owners) {
 }
 
 template <typename K>
-Status Dedup<K>::Run(Exec& exec, const K* keys, size_t n, const Owners& owners) {
-  DYNEMB_RETURN_IF_ERROR(Check(n, owners));
+void Dedup<K>::Prepare(size_t n, const Owners& owners) {
   num_keys_ = n;
   owners_ = owners;
   const size_t ranks = owners.Spread() ? owners.ranks : 1;
@@ -63,11 +73,34 @@ Status Dedup<K>::Run(Exec& exec, const K* keys, size_t n, const Owners& owners) 
   num_partitions_ = ranks << log_partitions_;
   local_.Resize(n);
   unique_begins_.Resize(num_partitions_ + 1);
+}
+
+template <typename K>
+Status Dedup<K>::Run(Exec& exec, const K* keys, size_t n, const Owners& owners) {
+  DYNEMB_RETURN_IF_ERROR(Check(n, owners));
+  Prepare(n, owners);
   if (owners.Spread()) {
     split_.Run(exec, keys, n, num_partitions_, OwnedPartitionOf{owners, log_partitions_});
   } else {
     split_.Run(exec, keys, n, num_partitions_, PartitionOf{64 - log_partitions_});
   }
+  DedupPartitions(exec);
+  return {};
+}
+
+template <typename K>
+Status Dedup<K>::RunByRow(Exec& exec, const K* keys, const RowId* rows, size_t n,
+                          uint64_t least_span) {
+  DYNEMB_RETURN_IF_ERROR(Check(n, Owners()));
+  Prepare(n, Owners());
+  const PartitionOf of_key{64 - log_partitions_};
+  bool by_row = false;
+  if (num_partitions_ > 1) {
+    const RowRanges ranges(rows, n, num_partitions_);
+    by_row = ranges.span() >= least_span;
+    if (by_row) split_.Run(exec, keys, n, num_partitions_, RowPartitionOf{rows, ranges, of_key});
+  }
+  if (!by_row) split_.Run(exec, keys, n, num_partitions_, of_key);
   DedupPartitions(exec);
   return {};
 }

@@ -13,13 +13,16 @@
 // it. A thread that walks the entries of a partition in order, and sums a value per key, therefore
 // writes new sums front to back.
 //
+// RunByRow makes each partition a range of rows instead: a thread that then works on the rows of a
+// partition stays in one part of the table's memory (row_ranges.h).
+//
 // With `Owners`, keys are partitioned by owner first: the unique keys of rank 0 come first, then
 // the unique keys of rank 1, and so on, ready to be sent.
 //
-// Contract. The result is a function of the keys alone: the number of partitions depends on n,
-// never on the number of threads. Every key value is legal. The work is linear in n for any skew
-// (equal keys, or all keys in one partition) and for any choice of keys (distinct.h). A Dedup is
-// reusable scratch: repeating a Run of a size seen before allocates no arrays, except for a
+// Contract. The result is a function of the keys (and rows) alone: the number of partitions depends
+// on n, never on the number of threads. Every key value is legal. The work is linear in n for any
+// skew (equal keys, or all keys in one partition) and for any choice of keys (distinct.h). A Dedup
+// is reusable scratch: repeating a Run of a size seen before allocates no arrays, except for a
 // partition much larger than the average. Only one Run at a time; the const methods may be called
 // from several threads. Views are valid until the next Run.
 #ifndef DYNEMB_LOOKUP_DEDUP_H_
@@ -35,6 +38,7 @@
 #include "cc/table/exec.h"
 #include "cc/table/scratch.h"
 #include "cc/table/status.h"
+#include "cc/table/types.h"
 
 namespace dynemb {
 
@@ -59,6 +63,10 @@ class Dedup {
   static Status Check(size_t n, const Owners& owners);
   // Fails only if Check does. Keeps no reference to `keys`.
   Status Run(Exec& exec, const K* keys, size_t n, const Owners& owners = Owners());
+  // rows[i] is the row of keys[i], if it has one (IsRow). Equal keys have equal rows; otherwise a
+  // key is distinct once for each of its rows. The same as Run if the rows span less than
+  // `least_span` row ids, by a sample. Fails only if Check does. Keeps no reference to the arrays.
+  Status RunByRow(Exec& exec, const K* keys, const RowId* rows, size_t n, uint64_t least_span);
 
   size_t num_keys() const { return num_keys_; }
   size_t num_unique() const { return num_partitions_ == 0 ? 0 : unique_begins_[num_partitions_]; }
@@ -90,6 +98,8 @@ class Dedup {
   void WriteInverse(Exec& exec, uint32_t* inverse) const;
 
  private:
+  // Chooses the number of partitions.
+  void Prepare(size_t n, const Owners& owners);
   void DedupPartitions(Exec& exec);
   // The number of keys that the hash set of a partition has room for at first.
   size_t UsualKeys() const;
@@ -118,6 +128,11 @@ class AnyDedup {
   Status Run(Exec& exec, const K* keys, size_t n, const Owners& owners = Owners()) {
     if (!std::holds_alternative<Dedup<K>>(dedup_)) dedup_.emplace<Dedup<K>>();
     return std::get<Dedup<K>>(dedup_).Run(exec, keys, n, owners);
+  }
+  template <typename K>
+  Status RunByRow(Exec& exec, const K* keys, const RowId* rows, size_t n, uint64_t least_span) {
+    if (!std::holds_alternative<Dedup<K>>(dedup_)) dedup_.emplace<Dedup<K>>();
+    return std::get<Dedup<K>>(dedup_).RunByRow(exec, keys, rows, n, least_span);
   }
   // fn(dedup), with the Dedup<K> of the last Run.
   template <class Fn>

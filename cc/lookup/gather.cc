@@ -154,7 +154,7 @@ Status GatherGradient::Run(Exec& exec, const std::vector<Task>& tasks) {
     prepared_[i].nnz = sizes[i];
     prepared_[i].upstream.Prepare(e, feature);
     prepared_[i].split.Run(e, feature.index, sizes[i], NumRanges(task.n, log),
-                           [log](uint32_t index) { return index >> log; });
+                           [log](uint32_t index, size_t) { return index >> log; });
   });
 
   std::vector<size_t> ranges;

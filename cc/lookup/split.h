@@ -4,10 +4,10 @@
 //   keys()      a a c │ b b d │ …      partition by partition
 //   positions() 0 2 3 │ 1 4 5 │ …      their original positions; increasing inside a partition
 //
-// Contract. partition_of(key) is below `partitions`, which is at most kMaxPartitions; it is called
-// twice per key, from any thread. The result does not depend on the number of threads. A Split is
-// reusable scratch: repeating a Run of a size seen before allocates nothing. Only one Run at a
-// time. Views are valid until the next Run.
+// Contract. partition_of(keys[i], i) is below `partitions`, which is at most kMaxPartitions; it is
+// called twice per key, from any thread. The result does not depend on the number of threads. A
+// Split is reusable scratch: repeating a Run of a size seen before allocates nothing. Only one Run
+// at a time. Views are valid until the next Run.
 #ifndef DYNEMB_LOOKUP_SPLIT_H_
 #define DYNEMB_LOOKUP_SPLIT_H_
 
@@ -95,7 +95,7 @@ void Split<K>::Run(Exec& exec, const K* keys, size_t n, size_t partitions,
     std::fill(counts, counts + partitions, 0);
     for (size_t i = begin; i < end; ++i) {
       PrefetchAhead<0>(&keys[i], kPrefetchKeys * sizeof(K));
-      ++counts[partition_of(keys[i])];
+      ++counts[partition_of(keys[i], i)];
     }
     std::copy(counts, counts + partitions, cursors_.get() + begin / block_keys * partitions);
   });
@@ -118,7 +118,7 @@ void Split<K>::Run(Exec& exec, const K* keys, size_t n, size_t partitions,
     for (size_t i = begin; i < end; ++i) {
       PrefetchAhead<0>(&keys[i], kPrefetchKeys * sizeof(K));
       const K key = keys[i];
-      const uint32_t to = cursors[partition_of(key)]++;
+      const uint32_t to = cursors[partition_of(key, i)]++;
       PrefetchAhead<1>(&to_keys[to], kLine);
       PrefetchAhead<1>(&to_positions[to], kLine);
       to_keys[to] = key;

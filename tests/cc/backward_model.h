@@ -15,6 +15,7 @@
 
 #include "cc/lookup/backward.h"
 #include "cc/table/codec.h"
+#include "cc/table/hash.h"
 
 namespace dynemb {
 
@@ -47,6 +48,12 @@ struct Shape {
   bool rows = true;
 };
 
+// Equal keys have equal rows. One key in eight has none.
+inline RowId RowOf(uint32_t key) {
+  const uint64_t hash = MixKey(key);
+  return hash % 8 == 0 ? kNoRow : static_cast<RowId>(hash >> 33);
+}
+
 inline std::unique_ptr<Case> MakeCase(const Shape& s, std::mt19937_64* random) {
   auto c = std::make_unique<Case>();
   SerialExec exec;
@@ -57,7 +64,7 @@ inline std::unique_ptr<Case> MakeCase(const Shape& s, std::mt19937_64* random) {
     const uint64_t key = ((*random)() % s.vocabulary) * 0x9E3779B97F4A7C15ull;
     c->keys.push_back(key);
     c->keys32.push_back(static_cast<uint32_t>(key));
-    c->rows.push_back((*random)());
+    c->rows.push_back(RowOf(static_cast<uint32_t>(key)));
     // Some weights are 0. They have either sign, except for the mean, whose divisor would otherwise
     // be mostly rounding error.
     const float weight = (*random)() % 8 == 0 ? 0.0f : normal(*random);

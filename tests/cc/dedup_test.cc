@@ -217,6 +217,127 @@ TYPED_TEST(DedupTest, RepeatedRunAllocatesNoArrays) {
   EXPECT_EQ(arrays_allocated, before);
 }
 
+// Runs RunByRow by every Exec, and checks it. All results must be the same.
+template <typename K>
+void CheckByRow(const std::vector<K>& keys, const std::vector<RowId>& rows, Dedup<K>* dedup) {
+  std::vector<uint32_t> expected, inverse(keys.size());
+  ForEachExec([&](Exec& exec) {
+    ASSERT_TRUE(dedup->RunByRow(exec, keys.data(), rows.data(), keys.size(), 0).ok());
+    ASSERT_NO_FATAL_FAILURE(Check(*dedup, exec, keys));
+    dedup->WriteInverse(exec, inverse.data());
+    if (exec.parallelism() == 1) expected = inverse;
+    ASSERT_EQ(inverse, expected);
+  });
+}
+
+// Checks that each partition has the rows after those of the partitions before it.
+template <typename K>
+void CheckOrder(const std::vector<RowId>& rows, const Dedup<K>& dedup) {
+  RowId before = 0;
+  for (size_t i = 0; i < dedup.num_partitions(); ++i) {
+    const auto p = dedup.partition(i);
+    RowId last = before;
+    for (size_t e = 0; e < p.num_entries; ++e) {
+      const RowId row = rows[p.positions[e]];
+      if (!IsRow(row)) continue;
+      ASSERT_GE(row, before) << "partition " << i;
+      last = std::max(last, row + 1);
+    }
+    before = last;
+  }
+}
+
+// The number of keys in the largest partition, as a multiple of the average.
+double Imbalance(const Dedup<uint64_t>& dedup) {
+  size_t largest = 0;
+  for (size_t p = 0; p < dedup.num_partitions(); ++p) {
+    largest = std::max(largest, dedup.partition(p).num_entries);
+  }
+  return static_cast<double>(largest) * static_cast<double>(dedup.num_partitions()) /
+         static_cast<double>(dedup.num_keys());
+}
+
+// Uniform rows, and keys without rows.
+TYPED_TEST(DedupTest, ByRow) {
+  Dedup<TypeParam> dedup;
+  const RowId absent[] = {kNoRow, kUnadmittedRow, kSkippedRow};
+  for (size_t n : {1, 2048, 2049, 50000, 140000, 5, 0, 4096}) {
+    for (RowId distance : {1u, 100u, 32000u}) {
+      for (unsigned rowless : {0u, 3u, 8u}) {  // of eight keys
+        SCOPED_TRACE(testing::Message() << n << " keys, " << distance << ", " << rowless);
+        std::vector<TypeParam> keys(n);
+        std::vector<RowId> rows(n);
+        for (size_t i = 0; i < n; ++i) {
+          const auto number = static_cast<uint32_t>(this->random_() >> 47);
+          keys[i] = static_cast<TypeParam>(number * 0x9E3779B97F4A7C15ull);
+          rows[i] = number % 8 < rowless ? absent[number % 3] : number * distance;
+        }
+        ASSERT_NO_FATAL_FAILURE(CheckByRow(keys, rows, &dedup));
+        ASSERT_NO_FATAL_FAILURE(CheckOrder(rows, dedup));
+      }
+    }
+  }
+}
+
+TYPED_TEST(DedupTest, ByRowIfRowsSpanEnough) {
+  SerialExec exec;
+  Dedup<TypeParam> dedup, by_key;
+  const std::vector<TypeParam> keys = this->Uniform(50000, ~uint64_t{0});
+  std::vector<RowId> rows(keys.size());
+  for (size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<RowId>(1000 + i);
+  std::vector<uint32_t> inverse(keys.size()), of_keys(keys.size());
+  ASSERT_TRUE(by_key.Run(exec, keys.data(), keys.size()).ok());
+  by_key.WriteInverse(exec, of_keys.data());
+  for (uint64_t least : {40000, 50001}) {
+    ASSERT_TRUE(dedup.RunByRow(exec, keys.data(), rows.data(), keys.size(), least).ok());
+    dedup.WriteInverse(exec, inverse.data());
+    EXPECT_EQ(inverse == of_keys, least > 50000);
+  }
+}
+
+// Five rows in 50,000, which the sample does not have, are far before or behind all others.
+TYPED_TEST(DedupTest, ByRowWithFarRows) {
+  for (const bool before : {false, true}) {
+    Dedup<TypeParam> dedup;
+    std::vector<TypeParam> keys(50000);
+    std::vector<RowId> rows(keys.size());
+    for (size_t i = 0; i < keys.size(); ++i) {
+      keys[i] = static_cast<TypeParam>(i + 1);
+      rows[i] = static_cast<RowId>(2'000'000'000 + i);
+    }
+    for (RowId i = 1; i <= 5; ++i) {
+      rows[i] = before ? 99'999'999 * i : static_cast<RowId>(kMostRows) - 99'999'999 * i;
+    }
+    ASSERT_NO_FATAL_FAILURE(CheckByRow(keys, rows, &dedup));
+    ASSERT_NO_FATAL_FAILURE(CheckOrder(rows, dedup));
+  }
+}
+
+// Whether rows are spread, new (consecutive, behind many), or mostly popular ones.
+TEST(DedupByRow, PartitionsAreBalanced) {
+  std::mt19937_64 random(5);
+  Dedup<uint64_t> dedup;
+  const auto imbalance = [&](const auto& row_of) {
+    std::vector<uint64_t> keys(200000);
+    std::vector<RowId> rows(keys.size());
+    for (size_t i = 0; i < keys.size(); ++i) keys[i] = rows[i] = static_cast<RowId>(row_of(i));
+    EXPECT_NO_FATAL_FAILURE(CheckByRow(keys, rows, &dedup));
+    return Imbalance(dedup);
+  };
+  EXPECT_LT(imbalance([&](size_t) { return random() % 1'000'000; }), 2.5);
+  EXPECT_LT(imbalance([&](size_t) { return random() % kMostRows; }), 2.5);
+  EXPECT_LT(imbalance([](size_t i) { return 4'000'000'000 + i; }), 2.5);
+  const auto mixed = [&](uint64_t few) {
+    return [&, few](size_t i) { return random() % (i % 2 == 0 ? 1'000'000 : few); };
+  };
+  EXPECT_LT(imbalance(mixed(20'000)), 2.5);
+  EXPECT_LT(imbalance([&](size_t i) { return i % 10 == 0 ? random() % kMostRows : 999 + i; }), 2.5);
+  std::vector<uint64_t> keys(200000);
+  for (size_t i = 0; i < keys.size(); ++i) keys[i] = i;
+  ASSERT_NO_FATAL_FAILURE(CheckByRow(keys, std::vector<RowId>(keys.size(), kNoRow), &dedup));
+  EXPECT_LT(Imbalance(dedup), 2.5);
+}
+
 TYPED_TEST(DedupTest, KeysAreOrderedByOwner) {
   Dedup<TypeParam> dedup;  // reused, so that the number of ranks grows and shrinks
   Owners owners;

@@ -49,7 +49,7 @@ std::vector<std::vector<uint32_t>> Model(const std::vector<K>& keys, size_t part
                                          const PartitionOf& partition_of) {
   std::vector<std::vector<uint32_t>> model(partitions);
   for (size_t i = 0; i < keys.size(); ++i) {
-    model[partition_of(keys[i])].push_back(static_cast<uint32_t>(i));
+    model[partition_of(keys[i], i)].push_back(static_cast<uint32_t>(i));
   }
   return model;
 }
@@ -88,7 +88,8 @@ TYPED_TEST(SplitTest, IsAStableSortForAnyNumberOfThreads) {
     for (size_t partitions : {1, 2, 3, 64, 1000, 4096}) {
       SCOPED_TRACE(testing::Message() << n << " keys, " << partitions << " partitions");
       ASSERT_NO_FATAL_FAILURE(Check(
-          keys, partitions, [partitions](TypeParam key) { return key % partitions; }, &split));
+          keys, partitions, [partitions](TypeParam key, size_t) { return key % partitions; },
+          &split));
     }
   }
 }
@@ -98,7 +99,7 @@ TYPED_TEST(SplitTest, NoKeys) {
   for (int round = 0; round < 2; ++round) {
     for (size_t partitions : {1, 2, 5, 4096}) {
       SCOPED_TRACE(testing::Message() << partitions << " partitions, round " << round);
-      const auto partition_of = [partitions](TypeParam key) { return key % partitions; };
+      const auto partition_of = [partitions](TypeParam key, size_t) { return key % partitions; };
       ASSERT_NO_FATAL_FAILURE(Check(std::vector<TypeParam>(), partitions, partition_of, &split));
       ForEachExec([&](Exec& exec) {
         split.Run(exec, nullptr, 0, partitions, partition_of);
@@ -106,7 +107,7 @@ TYPED_TEST(SplitTest, NoKeys) {
       });
     }
     // The second round's scratch holds the counts of these.
-    const auto low_bits = [](TypeParam key) { return key & 4095; };
+    const auto low_bits = [](TypeParam key, size_t) { return key & 4095; };
     ASSERT_NO_FATAL_FAILURE(Check(this->Keys(40000), 4096, low_bits, &split));
   }
 }
@@ -116,24 +117,31 @@ TYPED_TEST(SplitTest, SkewedPartitions) {
   const std::vector<TypeParam> keys = this->Keys(60000);
   for (size_t only : {0, 17, 4095}) {
     ASSERT_NO_FATAL_FAILURE(Check(
-        keys, 4096, [only](TypeParam) { return only; }, &split));
+        keys, 4096, [only](TypeParam, size_t) { return only; }, &split));
   }
   // Most keys in one partition, few in the others, none in some.
-  const auto mostly_one = [](TypeParam key) { return key % 16 != 0 ? 5 : key / 16 % 100; };
+  const auto mostly_one = [](TypeParam key, size_t) { return key % 16 != 0 ? 5 : key / 16 % 100; };
   ASSERT_NO_FATAL_FAILURE(Check(keys, 128, mostly_one, &split));
+}
+
+TYPED_TEST(SplitTest, ByPosition) {
+  Split<TypeParam> split;
+  const std::vector<TypeParam> keys = this->Keys(50001);
+  ASSERT_NO_FATAL_FAILURE(Check(
+      keys, 64, [](TypeParam key, size_t i) { return (key + i) % 64; }, &split));
 }
 
 TYPED_TEST(SplitTest, MorePartitionsThanKeys) {
   Split<TypeParam> split;
   const std::vector<TypeParam> keys = {9, 4095, 0, 9, 1};
   ASSERT_NO_FATAL_FAILURE(Check(
-      keys, 4096, [](TypeParam key) { return static_cast<size_t>(key); }, &split));
+      keys, 4096, [](TypeParam key, size_t) { return static_cast<size_t>(key); }, &split));
 }
 
 TYPED_TEST(SplitTest, KeysMayBeOverwritten) {
   Split<TypeParam> split;
   const std::vector<TypeParam> keys = this->Keys(20000);
-  const auto partition_of = [](TypeParam key) { return key % 7; };
+  const auto partition_of = [](TypeParam key, size_t) { return key % 7; };
   ThreadsExec exec(4);
   split.Run(exec, keys.data(), keys.size(), 7, partition_of);
   std::fill(split.keys(), split.keys() + keys.size(), TypeParam{0});
@@ -146,7 +154,7 @@ TYPED_TEST(SplitTest, RepeatedRunAllocatesNoArrays) {
   const std::vector<TypeParam> large = this->Keys(100000), small = this->Keys(99);
   const auto run = [&](const std::vector<TypeParam>& keys, size_t partitions) {
     split.Run(exec, keys.data(), keys.size(), partitions,
-              [partitions](TypeParam key) { return key % partitions; });
+              [partitions](TypeParam key, size_t) { return key % partitions; });
   };
   run(large, 500);
   const size_t before = arrays_allocated;
