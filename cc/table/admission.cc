@@ -6,8 +6,9 @@
 #include <string>
 
 #include "cc/table/number_text.h"
+#include "cc/table/owned_items.h"
 #include "cc/table/phase.h"
-#include "cc/table/workers.h"
+#include "cc/table/scratch.h"
 
 namespace dynemb {
 namespace {
@@ -158,22 +159,15 @@ size_t Admission::DecideByCount(Exec& exec, const uint64_t* keys, const uint32_t
   });
   std::atomic<size_t> total{0};
   // Each line belongs to one worker.
-  ForWorkers(exec, n, [&](size_t worker, size_t workers) {
-    constexpr size_t kChunk = 1024, kAhead = 12;
-    uint32_t owned[kChunk];
+  const SharedScratch<OwnedItems> owned;
+  owned->Build(exec, n, [places](size_t j) { return places[j].line; });
+  owned->ForWorkers(exec, n, [&](size_t, const uint32_t* j, const uint32_t* end) {
+    constexpr ptrdiff_t kAhead = 12;
     size_t count = 0;
-    for (size_t begin = 0; begin < n; begin += kChunk) {
-      const AdmissionCounters::Place* const chunk = places + begin;
-      const size_t num = OwnedBy(
-          worker, workers, std::min(kChunk, n - begin), [chunk](size_t i) { return chunk[i].line; },
-          owned);
-      for (size_t i = 0; i < std::min(kAhead, num); ++i) counters_.Prefetch(chunk[owned[i]].line);
-      for (size_t i = 0; i < num; ++i) {
-        if (i + kAhead < num) counters_.Prefetch(chunk[owned[i + kAhead]].line);
-        const size_t j = begin + owned[i];
-        admitted[j] = counters_.CountUntil(places[j], times[j], this->times());
-        count += admitted[j];
-      }
+    for (; j != end; ++j) {
+      if (end - j > kAhead) counters_.Prefetch(places[j[kAhead]].line);
+      admitted[*j] = counters_.CountUntil(places[*j], times[*j], this->times());
+      count += admitted[*j];
     }
     total.fetch_add(count, std::memory_order_relaxed);
   });

@@ -239,7 +239,7 @@ Status HashTable<K>::PrepareRows(Exec& exec, size_t fresh, const Evictable& evic
     // segments, and need free slots in this one. Keys with fresh rows may need such slots, too.
     const auto leaving = [&](uint32_t s) { return fresh == 0 ? EvictableRows(s, evictable) : 0; };
     DYNEMB_RETURN_IF_ERROR(index_.MakeSlots(exec, plan->hashes.get(), m, KeysOfRows<K>(View()),
-                                            leaving, plan->segment_of.get()));
+                                            plan->owned(), leaving, plan->segment_of.get()));
   }
   DYNEMB_RETURN_IF_ERROR(rows_.Allocate(fresh, plan->rows.get()));
   struct Allocated {
@@ -254,8 +254,8 @@ Status HashTable<K>::PrepareRows(Exec& exec, size_t fresh, const Evictable& evic
     Phase faults("fault in memory");
     rows_.Prefault(exec);
   }
-  DYNEMB_RETURN_IF_ERROR(
-      index_.Grow(exec, plan->hashes.get(), fresh, KeysOfRows<K>(View()), plan->segment_of.get()));
+  DYNEMB_RETURN_IF_ERROR(index_.Grow(exec, plan->hashes.get(), fresh, KeysOfRows<K>(View()),
+                                     plan->owned(), plan->segment_of.get()));
   allocated.n = 0;
   for (size_t j = fresh; j < m; ++j) plan->segment_of[j] = index_.SegmentOf(plan->hashes[j]);
   return Status();

@@ -10,10 +10,11 @@
 #include "cc/table/codec.h"
 #include "cc/table/copy_vector.h"
 #include "cc/table/hash_table.h"
+#include "cc/table/owned_items.h"
 #include "cc/table/phase.h"
 #include "cc/table/rounding.h"
+#include "cc/table/scratch.h"
 #include "cc/table/vector_buffer.h"
-#include "cc/table/workers.h"
 
 namespace dynemb {
 
@@ -90,10 +91,11 @@ Status HashTable<K>::Upsert(Exec& exec, KeySpan keys, const void* vectors, Tick 
   ForHeld(exec, rows, moved.data(), moved.size(), written_bytes, write);
   if (!again.empty()) {
     Phase phase("write repeated keys");
-    ForWorkers(exec, n, [&](size_t worker, size_t workers) {
-      for (size_t i = 0; i < n; ++i) {
-        if (!again.MayHold(rows[i]) || !Owns(worker, workers, rows[i])) continue;
-        CopyVector(layout().vector(rows_.At(rows[i])), from + i * bytes, bytes);
+    const SharedScratch<OwnedItems> owned;
+    owned->Build(exec, n, [&](size_t i) { return again.MayHold(rows[i]) ? rows[i] : kNoRow; });
+    owned->ForWorkers(exec, n, [&](size_t, const uint32_t* i, const uint32_t* end) {
+      for (; i != end; ++i) {
+        CopyVector(layout().vector(rows_.At(rows[*i])), from + *i * bytes, bytes);
       }
     });
   }

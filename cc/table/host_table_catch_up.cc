@@ -6,10 +6,10 @@
 #include "cc/table/codec.h"
 #include "cc/table/find_pass.h"
 #include "cc/table/host_table.h"
+#include "cc/table/owned_items.h"
 #include "cc/table/phase.h"
 #include "cc/table/rounding.h"
 #include "cc/table/scratch.h"
-#include "cc/table/workers.h"
 
 namespace dynemb {
 
@@ -29,19 +29,17 @@ void HostTable::BringKeys(Exec& exec, KeySpan keys) {
   RowId* const rows = scratch->rows.Resize(n);
   FindQuietly(exec, keys, Expired(), rows);
   // Keys may repeat, and a row must have one thread.
-  ForWorkers(exec, n, [&](size_t worker, size_t workers) {
-    constexpr size_t kAhead = 8;
+  static_assert(kNoRow == OwnedItems::kNone, "a key without a row belongs to no worker");
+  const SharedScratch<OwnedItems> owned;
+  owned->Build(exec, n, [rows](size_t i) { return rows[i]; });
+  owned->ForWorkers(exec, n, [&](size_t, const uint32_t* i, const uint32_t* end) {
+    constexpr ptrdiff_t kAhead = 8;
     const RowLayout& l = layout();
     const size_t row_bytes = std::min(l.stride, kPrefetchMost);
     VectorBuffer unpacked(l.dim);
-    const auto is_own = [&](size_t i) {
-      return rows[i] != kNoRow && Owns(worker, workers, rows[i]);
-    };
-    for (size_t i = 0; i < n; ++i) {
-      if (i + kAhead < n && is_own(i + kAhead)) {
-        PrefetchBytes(rows_.At(rows[i + kAhead]), row_bytes);
-      }
-      if (is_own(i)) BringRow(rows[i], unpacked.get());
+    for (; i != end; ++i) {
+      if (end - i > kAhead) PrefetchBytes(rows_.At(rows[i[kAhead]]), row_bytes);
+      BringRow(rows[*i], unpacked.get());
     }
   });
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <iterator>
 #include <string>
 #include <utility>
 
@@ -143,27 +144,33 @@ Status Index::AddInnerDirectory(uint32_t s) {
 }
 
 Status Index::Grow(Exec& exec, const uint64_t* hashes, size_t n, const RowHashes& row_hashes,
-                   uint32_t* segment_of) {
+                   const OwnedItems& owned, uint32_t* segment_of) {
   Phase phase("grow the index");
-  DYNEMB_RETURN_IF_ERROR(SplitUntil(exec, hashes, n, row_hashes, limit_, nullptr, segment_of));
-  for (size_t i = 0; i < n; ++i) {
-    Segment& segment = segment_[segment_of[i]];
-    segment.pending = 0;
-    ++segment.count;
-  }
+  DYNEMB_RETURN_IF_ERROR(
+      SplitUntil(exec, hashes, n, row_hashes, owned, limit_, nullptr, segment_of));
+  owned.ForWorkers(exec, n, [&](size_t, const uint32_t* i, const uint32_t* end) {
+    for (; i != end; ++i) {
+      Segment& segment = segment_[segment_of[*i]];
+      segment.pending = 0;
+      ++segment.count;
+    }
+  });
   return Status();
 }
 
 Status Index::MakeSlots(Exec& exec, const uint64_t* hashes, size_t n, const RowHashes& row_hashes,
-                        const Leaving& leaving, uint32_t* segment_of) {
+                        const OwnedItems& owned, const Leaving& leaving, uint32_t* segment_of) {
   DYNEMB_RETURN_IF_ERROR(
-      SplitUntil(exec, hashes, n, row_hashes, kSlotsPerSegment, &leaving, segment_of));
-  for (size_t i = 0; i < n; ++i) segment_[segment_of[i]].pending = 0;
+      SplitUntil(exec, hashes, n, row_hashes, owned, kSlotsPerSegment, &leaving, segment_of));
+  owned.ForWorkers(exec, n, [&](size_t, const uint32_t* i, const uint32_t* end) {
+    for (; i != end; ++i) segment_[segment_of[*i]].pending = 0;
+  });
   return Status();
 }
 
 Status Index::SplitUntil(Exec& exec, const uint64_t* hashes, size_t n, const RowHashes& row_hashes,
-                         uint32_t limit, const Leaving* leaving, uint32_t* segment_of) {
+                         const OwnedItems& owned, uint32_t limit, const Leaving* leaving,
+                         uint32_t* segment_of) {
   // Resets `pending` if this fails.
   struct Pending {
     std::vector<Segment>& segment;
@@ -173,8 +180,13 @@ Status Index::SplitUntil(Exec& exec, const uint64_t* hashes, size_t n, const Row
       for (size_t i = 0; i < n; ++i) segment[of[i]].pending = 0;
     }
   } pending{segment_, segment_of, n};
-  std::vector<uint32_t> overfull;
-  const auto add_pending = [&](size_t i) {
+  // A worker's segments. Those that split off one of them are its segments, too.
+  struct Work {
+    std::vector<uint32_t> overfull;
+    std::vector<uint32_t> displaced;  // the keys whose segments were split in the previous round
+  };
+  std::vector<Work> work(owned.num_workers());
+  const auto add_pending = [&](uint32_t i, Work* w) {
     const uint32_t s = segment_of[i];
     Segment& segment = segment_[s];
     if (segment.pending == UINT16_MAX) return;  // far overfull already
@@ -182,7 +194,7 @@ Status Index::SplitUntil(Exec& exec, const uint64_t* hashes, size_t n, const Row
     const uint32_t keys = segment.count + uint32_t{segment.pending};
     if (keys <= limit) return;
     // Once per segment, even if it already holds more than the limit.
-    if (keys == limit + 1 || segment.pending == 1) overfull.push_back(s);
+    if (keys == limit + 1 || segment.pending == 1) w->overfull.push_back(s);
   };
   const auto fits = [&](uint32_t s) {
     const Segment& segment = segment_[s];
@@ -190,10 +202,17 @@ Status Index::SplitUntil(Exec& exec, const uint64_t* hashes, size_t n, const Row
     const uint32_t left = (*leaving)(s);
     return segment.count + (segment.pending > left ? segment.pending - left : 0u) <= limit;
   };
-  for (size_t i = 0; i < n; ++i) add_pending(i);
-
-  std::vector<size_t> displaced;  // the keys whose segments were split in the previous round
+  owned.ForWorkers(exec, n, [&](size_t w, const uint32_t* i, const uint32_t* end) {
+    for (; i != end; ++i) add_pending(*i, &work[w]);
+  });
   for (bool first_round = true;; first_round = false) {
+    std::vector<uint32_t> overfull;
+    for (Work& w : work) {
+      overfull.insert(overfull.end(), w.overfull.begin(), w.overfull.end());
+      w.overfull.clear();
+    }
+    // In this order for any number of workers: it determines the numbers of new segments.
+    std::sort(overfull.begin(), overfull.end());
     overfull.erase(std::remove_if(overfull.begin(), overfull.end(), fits), overfull.end());
     if (overfull.empty()) {
       pending.n = 0;
@@ -203,18 +222,17 @@ Status Index::SplitUntil(Exec& exec, const uint64_t* hashes, size_t n, const Row
     for (uint32_t s : overfull) split[s] = true;
     DYNEMB_RETURN_IF_ERROR(SplitAll(exec, overfull, row_hashes));
     for (uint32_t s : overfull) segment_[s].pending = 0;
-    overfull.clear();
-    if (first_round) {
-      for (size_t i = 0; i < n; ++i) {
-        if (split[segment_of[i]]) displaced.push_back(i);
+    owned.ForWorkers(exec, n, [&](size_t w, const uint32_t* i, const uint32_t* end) {
+      std::vector<uint32_t>& displaced = work[w].displaced;
+      const auto stays = [&](uint32_t j) { return !split[segment_of[j]]; };
+      if (first_round) {
+        std::remove_copy_if(i, end, std::back_inserter(displaced), stays);
+      } else {
+        displaced.erase(std::remove_if(displaced.begin(), displaced.end(), stays), displaced.end());
       }
-    } else {
-      displaced.erase(std::remove_if(displaced.begin(), displaced.end(),
-                                     [&](size_t i) { return !split[segment_of[i]]; }),
-                      displaced.end());
-    }
-    for (size_t i : displaced) segment_of[i] = SegmentOf(hashes[i]);
-    for (size_t i : displaced) add_pending(i);
+      for (uint32_t j : displaced) segment_of[j] = SegmentOf(hashes[j]);
+      for (uint32_t j : displaced) add_pending(j, &work[w]);
+    });
   }
 }
 

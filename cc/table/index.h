@@ -31,6 +31,7 @@
 #include "cc/table/bucket.h"
 #include "cc/table/exec.h"
 #include "cc/table/function_ref.h"
+#include "cc/table/owned_items.h"
 #include "cc/table/status.h"
 
 namespace dynemb {
@@ -79,14 +80,19 @@ class Index {
   // Makes room for n keys with these hashes, and counts them as held; the caller then claims their
   // slots. segment_of[i] is SegmentOf(hashes[i]), before the call and after it. If the call fails,
   // or throws std::bad_alloc, no key is counted, and every key is still found.
+  // `owned` has the items [0, n), and maybe others, by segment_of[i] >> OwnerShift(). The numbers
+  // of new segments do not depend on the number of its workers.
   Status Grow(Exec& exec, const uint64_t* hashes, size_t n, const RowHashes& row_hashes,
-              uint32_t* segment_of);
+              const OwnedItems& owned, uint32_t* segment_of);
   // The number of keys of a segment that will give up their slots.
   using Leaving = std::function<uint32_t(uint32_t segment)>;
   // The same, but the keys are not counted. Afterwards, each segment has slots for all keys that it
   // holds and that do not leave it, and for the new keys that belong to it.
   Status MakeSlots(Exec& exec, const uint64_t* hashes, size_t n, const RowHashes& row_hashes,
-                   const Leaving& leaving, uint32_t* segment_of);
+                   const OwnedItems& owned, const Leaving& leaving, uint32_t* segment_of);
+  // Neighboring segments have one worker, because their counters share cache lines. If there are
+  // few segments, each has its own.
+  int OwnerShift() const { return segments() < 4096 ? 0 : 4; }
   // A key has given up its slot. Atomic: teams may share a segment.
   void Uncount(uint32_t segment) {
     __atomic_fetch_sub(&segment_[segment].count, uint16_t{1}, __ATOMIC_RELAXED);
@@ -116,7 +122,8 @@ class Index {
   // that leave it (null: none), plus the new keys that belong to it. The n new keys of all segments
   // stay pending in their segments; the caller resets `pending`.
   Status SplitUntil(Exec& exec, const uint64_t* hashes, size_t n, const RowHashes& row_hashes,
-                    uint32_t limit, const Leaving* leaving, uint32_t* segment_of);
+                    const OwnedItems& owned, uint32_t limit, const Leaving* leaving,
+                    uint32_t* segment_of);
   void PresizeRange(uint32_t prefix, uint8_t depth, std::vector<Segment>* out) const;
   Status AddSegments(size_t n);  // does not clear their buckets
   void ClearSegment(uint32_t segment);

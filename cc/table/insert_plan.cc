@@ -9,7 +9,7 @@
 namespace dynemb {
 namespace {
 
-constexpr uint32_t kFree = 0xFFFFFFFFu;
+constexpr uint32_t kFree = OwnedItems::kNone;
 // The keys of a worker may agree in the mixes that directories use, which have lower numbers.
 constexpr uint64_t kFirstMix = 64;
 
@@ -29,37 +29,30 @@ void InsertPlan::Reserve(const Exec& exec, size_t n) {
   rows.Resize(n);
   first_.Resize(n);
   repeats_.reserve(n);
-  const size_t workers = NumWorkers(exec, n);
-  if (workers_.size() < workers) workers_.resize(workers);
-  for (Worker& worker : workers_) {
-    worker.owned.Resize(n);
-    worker.seen.Resize(SetSlots(n));
-  }
+  chosen_.Resize((n + kSelectPart - 1) / kSelectPart);
+  owned_.Reserve(exec, n);
+  if (seen_.size() < NumWorkers(exec, n)) seen_.resize(NumWorkers(exec, n));
+  for (Seen& seen : seen_) seen.Resize(SetSlots(n));
 }
 
-void InsertPlan::Assign(Exec& exec) {
+void InsertPlan::Assign(Exec& exec, const Index& index) {
   Phase phase("find repeated keys");
   repeats_.clear();
-  num_workers_ = NumWorkers(exec, size_);
-  if (workers_.size() < num_workers_) workers_.resize(num_workers_);
+  const int shift = index.OwnerShift();
+  owned_.Build(exec, size_, [&](size_t j) { return segment_of[j] >> shift; });
+  if (seen_.size() < owned_.num_workers()) seen_.resize(owned_.num_workers());
   first_.Resize(size_);
   std::atomic<bool> repeated{false};
-  exec.ParallelFor(num_workers_, 1, [&](size_t begin, size_t end) {
-    for (size_t w = begin; w < end; ++w) {
-      Worker& worker = workers_[w];
-      worker.num_owned = OwnedBy(
-          w, num_workers_, size_, [this](size_t j) { return segment_of[j]; },
-          worker.owned.Resize(size_));
-      if (FindRepeats(&worker)) repeated.store(true, std::memory_order_relaxed);
-    }
+  owned_.ForWorkers(exec, size_, [&](size_t worker, const uint32_t*, const uint32_t*) {
+    if (FindRepeats(worker)) repeated.store(true, std::memory_order_relaxed);
   });
   if (repeated.load()) RemoveRepeats();
 }
 
 // Fills first_ for the worker's keys. Returns whether any key repeats.
-bool InsertPlan::FindRepeats(Worker* worker) {
-  const size_t slots = SetSlots(worker->num_owned);
-  worker->seen.Resize(slots);
+bool InsertPlan::FindRepeats(size_t worker) {
+  const size_t slots = SetSlots(static_cast<size_t>(owned_.end(worker) - owned_.begin(worker)));
+  seen_[worker].Resize(slots);
   // Only few of the distinct hashes that collide in the slots of one mix also collide in the slots
   // of the next. Two 64-bit hashes that differ cannot agree in all mixes that this tries.
   bool repeated = false;
@@ -68,15 +61,15 @@ bool InsertPlan::FindRepeats(Worker* worker) {
   return repeated;
 }
 
-bool InsertPlan::TryFindRepeats(Worker* worker, size_t slots, uint64_t mix, bool* repeated) {
+bool InsertPlan::TryFindRepeats(size_t worker, size_t slots, uint64_t mix, bool* repeated) {
   constexpr uint64_t kLastMix = 8;
   // At most half of the slots are taken, so random hashes need less than one extra step per key.
-  size_t steps_left = mix == kLastMix ? SIZE_MAX : 8 * worker->num_owned + 64;
-  uint32_t* const seen = worker->seen.get();
+  size_t steps_left = mix == kLastMix ? SIZE_MAX : 4 * slots + 64;
+  uint32_t* const seen = seen_[worker].get();
   std::memset(seen, 0xFF, slots * sizeof(*seen));
   bool any = false;
-  for (size_t o = 0; o < worker->num_owned; ++o) {
-    const uint32_t j = worker->owned[o];
+  for (const uint32_t* owned = owned_.begin(worker); owned != owned_.end(worker); ++owned) {
+    const uint32_t j = *owned;
     const uint64_t hash = hashes[j];
     size_t at = hash;
     if (mix != 0) at = Remix(hash, kFirstMix + mix);
@@ -108,15 +101,7 @@ void InsertPlan::Compact(const Keeps& keeps) {
     segment_of[kept++] = segment_of[j];
   }
   size_ = kept;
-  for (size_t w = 0; w < num_workers_; ++w) {
-    Worker& worker = workers_[w];
-    size_t owned = 0;
-    for (size_t o = 0; o < worker.num_owned; ++o) {
-      worker.owned[owned] = first_[worker.owned[o]];
-      owned += worker.owned[owned] != kFree;
-    }
-    worker.num_owned = owned;
-  }
+  owned_.Renumber(first_.get());
 }
 
 void InsertPlan::RemoveRepeats() {
@@ -144,10 +129,8 @@ void InsertPlan::Shrink() {
   segment_of.Shrink();
   rows.Shrink();
   first_.Shrink();
-  for (Worker& worker : workers_) {
-    worker.owned.Shrink();
-    worker.seen.Shrink();
-  }
+  owned_.Shrink();
+  for (Seen& seen : seen_) seen.Shrink();
   if (repeats_.capacity() * sizeof(Repeat) > kKeptBytes) std::vector<Repeat>().swap(repeats_);
 }
 

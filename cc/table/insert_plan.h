@@ -3,7 +3,7 @@
 // reused for the next batch. Building one takes time linear in the batch, for any keys.
 //
 //   plan.Build(exec, keys, rows, n, index);             // distinct keys and their workers
-//   plan.rows, index.Grow(..., plan.segment_of.get())   // rows and slots, by the caller
+//   plan.rows, index.Grow(...)                          // rows and slots, by the caller
 //   plan.ForWorkers(exec, ...)                          // claims the slots
 //
 // Keys are numbered j = 0, 1, ... in the order of the batch. A key's worker depends on the segment
@@ -20,9 +20,9 @@
 #include "cc/table/exec.h"
 #include "cc/table/hash.h"
 #include "cc/table/index.h"
+#include "cc/table/owned_items.h"
 #include "cc/table/scratch.h"
 #include "cc/table/types.h"
-#include "cc/table/workers.h"
 
 namespace dynemb {
 
@@ -43,10 +43,10 @@ class InsertPlan {
     const auto has_none = [](RowId row) { return row == kNoRow; };
     if (missing == nullptr) {
       Select(
-          rows, n, [](size_t i) { return i; }, has_none);
+          exec, rows, n, [](size_t i) { return i; }, has_none);
     } else {
       Select(
-          rows, missing->size(), [missing](size_t i) { return (*missing)[i]; }, has_none);
+          exec, rows, missing->size(), [missing](size_t i) { return (*missing)[i]; }, has_none);
     }
     Arrange(exec, keys, index);
   }
@@ -54,7 +54,7 @@ class InsertPlan {
   template <class K>
   void BuildHeld(Exec& exec, const K* keys, const RowId* rows_found, size_t n, const Index& index) {
     Select(
-        rows_found, n, [](size_t i) { return i; }, [](RowId row) { return row != kNoRow; });
+        exec, rows_found, n, [](size_t i) { return i; }, [](RowId row) { return row != kNoRow; });
     Arrange(exec, keys, index);
     for (size_t j = 0; j < size_; ++j) rows[j] = rows_found[positions[j]];
   }
@@ -68,6 +68,8 @@ class InsertPlan {
 
   // The number of distinct keys.
   size_t size() const { return size_; }
+  // The j of each worker.
+  const OwnedItems& owned() const { return owned_; }
   const std::vector<Repeat>& repeats() const { return repeats_; }
   // The number of the key whose first position is `position`.
   size_t NumberAt(uint32_t position) const {
@@ -88,44 +90,58 @@ class InsertPlan {
   Buffer<RowId> rows;           // the row ids that the caller allocates, or BuildHeld copies
 
  private:
-  struct Worker {
-    Buffer<uint32_t> owned;  // this worker's j, ascending
-    size_t num_owned = 0;
-    Buffer<uint32_t> seen;  // a hash set of j, with open addressing
-  };
+  static constexpr size_t kSelectPart = 16384;
+  using Seen = Buffer<uint32_t>;  // a hash set of j, with open addressing
 
   // Sets `positions` to the at(i), i < n, for which chosen(rows[at(i)]).
   template <class At, class Chosen>
-  void Select(const RowId* rows, size_t n, const At& at, const Chosen& chosen);
+  void Select(Exec& exec, const RowId* rows, size_t n, const At& at, const Chosen& chosen);
   template <class K>
   void Arrange(Exec& exec, const K* keys, const Index& index);
-  // Builds each worker's list, and separates repeated keys.
-  void Assign(Exec& exec);
-  bool FindRepeats(Worker* worker);
+  // Builds the lists of the workers, and separates repeated keys.
+  void Assign(Exec& exec, const Index& index);
+  bool FindRepeats(size_t worker);
   // Uses a hash set with this mix of the hashes. Returns false, without a result, if too many
   // hashes collide in it.
-  bool TryFindRepeats(Worker* worker, size_t slots, uint64_t mix, bool* repeated);
+  bool TryFindRepeats(size_t worker, size_t slots, uint64_t mix, bool* repeated);
   void RemoveRepeats();
   // Moves the data of the keys j with keeps(j) up, in their order, and renumbers them.
   template <class Keeps>
   void Compact(const Keeps& keeps);
 
   size_t size_ = 0;
-  size_t num_workers_ = 0;
-  std::vector<Worker> workers_;  // only grows; the first num_workers_ are in use
+  OwnedItems owned_;
+  std::vector<Seen> seen_;   // by worker; only grows
+  Buffer<uint32_t> chosen_;  // by part of Select: the number of its keys
   std::vector<Repeat> repeats_;
   Buffer<uint32_t> first_;  // first_[j]: the first j with the same hash, while keys may repeat
 };
 
+// Each part of the batch moves its positions to the front of its range; then the ranges move
+// together.
 template <class At, class Chosen>
-void InsertPlan::Select(const RowId* rows_found, size_t n, const At& at, const Chosen& chosen) {
+void InsertPlan::Select(Exec& exec, const RowId* rows_found, size_t n, const At& at,
+                        const Chosen& chosen) {
   positions.Resize(n);
-  size_t count = 0;
-  for (size_t i = 0; i < n; ++i) {  // without a branch, which would be unpredictable
-    positions[count] = static_cast<uint32_t>(at(i));
-    count += chosen(rows_found[at(i)]);
+  const size_t parts = (n + kSelectPart - 1) / kSelectPart;
+  chosen_.Resize(parts);
+  exec.ParallelFor(parts, 1, [&](size_t p, size_t last) {
+    for (; p < last; ++p) {
+      const size_t begin = p * kSelectPart, end = std::min(n, begin + kSelectPart);
+      size_t to = begin;
+      for (size_t i = begin; i < end; ++i) {  // without a branch, which would be unpredictable
+        positions[to] = static_cast<uint32_t>(at(i));
+        to += chosen(rows_found[at(i)]);
+      }
+      chosen_[p] = static_cast<uint32_t>(to - begin);
+    }
+  });
+  size_ = 0;
+  for (size_t p = 0; p < parts; ++p) {
+    const uint32_t* const from = positions.get() + p * kSelectPart;
+    std::copy(from, from + chosen_[p], positions.get() + size_);
+    size_ += chosen_[p];
   }
-  size_ = count;
 }
 
 template <class K>
@@ -139,7 +155,7 @@ void InsertPlan::Arrange(Exec& exec, const K* keys, const Index& index) {
       segment_of[j] = index.SegmentOf(hashes[j]);
     }
   });
-  Assign(exec);
+  Assign(exec, index);
   rows.Resize(size_);
 }
 
@@ -147,15 +163,10 @@ template <class Prefetch, class Fn>
 void InsertPlan::ForWorkers(Exec& exec, size_t begin, size_t end, const Prefetch& prefetch,
                             const Fn& fn) const {
   constexpr size_t kAhead = 16;
-  exec.ParallelFor(num_workers_, 1, [&](size_t first, size_t last) {
-    for (size_t w = first; w < last; ++w) {
-      const uint32_t* const owned = workers_[w].owned.get();
-      const size_t n = workers_[w].num_owned;
-      for (size_t o = std::lower_bound(owned, owned + n, begin) - owned; o < n; ++o) {
-        if (owned[o] >= end) break;
-        if (o + kAhead < n) prefetch(owned[o + kAhead]);
-        fn(owned[o]);
-      }
+  owned_.ForWorkers(exec, end, [&](size_t, const uint32_t* j, const uint32_t* last) {
+    for (j = std::lower_bound(j, last, begin); j != last; ++j) {
+      if (static_cast<size_t>(last - j) > kAhead) prefetch(j[kAhead]);
+      fn(*j);
     }
   });
 }

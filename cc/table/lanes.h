@@ -6,9 +6,8 @@
 //   uint32_t rank(), width()           this thread's number in its team, and the team's size
 //   uint32_t Match(bucket, digest)     collective: bit s is set where slot s has the digest
 //   uint32_t Empty(bucket)             collective: bit s is set where slot s is empty
-//   Seen(bucket)                       the bucket's score(slot), row(slot) and Empty(lanes); all
-//   may
-//                                      be read at once, or each when it is needed
+//   Seen(bucket)                       the bucket's score(slot), row(slot) and Empty(lanes), read
+//                                      at once, or each when it is needed
 //   uint32_t Mask(pred)                collective: bit s is set where pred(s), s < kSlotsPerBucket
 //   uint64_t Min(value)                collective: the least value(s), s < kSlotsPerBucket
 //   T FromLeader(value)                collective: the value of rank 0

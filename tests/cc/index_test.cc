@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <random>
 #include <vector>
 
 #include "cc/table/bucket_ops.h"
@@ -28,7 +29,9 @@ class IndexTest : public ::testing::Test {
       hashes[i] = index_.HashOf(next_ + i);
       segment_of[i] = index_.SegmentOf(hashes[i]);
     }
-    const Status status = index_.Grow(exec_, hashes.data(), n, RowsAreKeys(), segment_of.data());
+    const Status status =
+        index_.Grow(exec_, hashes.data(), n, RowsAreKeys(),
+                    OwnersOf(exec_, index_, segment_of.data(), n), segment_of.data());
     if (!status.ok()) return status;
     OneLane lane;
     for (size_t i = 0; i < n; ++i) {
@@ -172,7 +175,8 @@ void AddHashes(Index* index, const std::vector<uint64_t>& hashes, size_t batch) 
     const size_t n = std::min(batch, hashes.size() - begin);
     std::vector<uint32_t> segment_of(n);
     for (size_t i = 0; i < n; ++i) segment_of[i] = index->SegmentOf(hashes[begin + i]);
-    ASSERT_TRUE(index->Grow(exec, hashes.data() + begin, n, rows, segment_of.data()).ok());
+    const OwnedItems owned = OwnersOf(exec, *index, segment_of.data(), n);
+    ASSERT_TRUE(index->Grow(exec, hashes.data() + begin, n, rows, owned, segment_of.data()).ok());
     for (size_t i = 0; i < n; ++i) {
       ASSERT_EQ(segment_of[i], index->SegmentOf(hashes[begin + i]));
       const SlotRef at = Claim(lane, index->SegmentBuckets(segment_of[i]),
@@ -237,6 +241,7 @@ TEST_F(IndexTest, MakeSlotsForKeysThatAreNotCounted) {
     ASSERT_TRUE(index_
                     .MakeSlots(
                         exec_, hashes.data(), hashes.size(), RowsAreKeys(),
+                        OwnersOf(exec_, index_, segment_of.data(), hashes.size()),
                         [leave](uint32_t) { return leave; }, segment_of.data())
                     .ok());
     std::vector<uint32_t> wanted(index_.segments());
@@ -249,6 +254,39 @@ TEST_F(IndexTest, MakeSlotsForKeysThatAreNotCounted) {
       ASSERT_LE(index_.count(s) + wanted[s], kSlotsPerSegment + leave);
     }
     Check();
+  }
+}
+
+// The segments are the same for any number of workers. Batches grow the index many times over, and
+// most of their keys are in few segments.
+TEST(IndexWorkersTest, GrowthDoesNotDependOnWorkers) {
+  std::vector<uint64_t> hashes;
+  std::mt19937_64 random(3);
+  for (size_t i = 0; i < 300000; ++i) hashes.push_back(i % 3 == 0 ? random() : random() >> 9);
+  const GivenHashes rows(hashes);
+  std::vector<uint32_t> expected;
+  for (const size_t workers : {1, 2, 7}) {
+    ThreadsExec exec(workers);
+    Index index;
+    ASSERT_TRUE(index.Init(1, 0.85, /*salt=*/0).ok());
+    std::vector<uint32_t> segments;
+    for (size_t begin = 0, n = 100; begin < hashes.size(); begin += n, n *= 4) {
+      n = std::min(n, hashes.size() - begin);
+      const uint64_t* const batch = hashes.data() + begin;
+      std::vector<uint32_t> segment_of(n);
+      for (size_t i = 0; i < n; ++i) segment_of[i] = index.SegmentOf(batch[i]);
+      const OwnedItems owned = OwnersOf(exec, index, segment_of.data(), n);
+      ASSERT_TRUE(index.Grow(exec, batch, n, rows, owned, segment_of.data()).ok());
+      OneLane lane;
+      for (size_t i = 0; i < n; ++i) {
+        ASSERT_EQ(segment_of[i], index.SegmentOf(batch[i]));
+        Claim(lane, index.SegmentBuckets(segment_of[i]), MakeProbe(batch[i]),
+              static_cast<RowId>(begin + i), 1);
+      }
+      segments.insert(segments.end(), segment_of.begin(), segment_of.end());
+    }
+    if (expected.empty()) expected = segments;
+    EXPECT_EQ(segments, expected) << workers << " workers";
   }
 }
 

@@ -32,7 +32,8 @@ void Fill(Index* index, uint32_t n) {
     hashes[i] = MixKey(i);
     segment_of[i] = index->SegmentOf(hashes[i]);
   }
-  ASSERT_TRUE(index->Grow(exec, hashes.data(), n, RowsAreKeys(), segment_of.data()).ok());
+  const OwnedItems owned = OwnersOf(exec, *index, segment_of.data(), n);
+  ASSERT_TRUE(index->Grow(exec, hashes.data(), n, RowsAreKeys(), owned, segment_of.data()).ok());
   OneLane lane;
   for (uint32_t i = 0; i < n; ++i) {
     Claim(lane, index->SegmentBuckets(segment_of[i]), MakeProbe(hashes[i]), i, 1);

@@ -4,6 +4,7 @@
 
 #include "cc/table/index.h"
 #include "cc/table/key.h"
+#include "cc/table/owned_items.h"
 
 namespace dynemb {
 
@@ -13,6 +14,13 @@ class RowsAreKeys final : public Index::RowHashes {
     for (size_t i = 0; i < n; ++i) hashes[i] = MixKey(rows[i]);
   }
 };
+
+// The owners of n items in these segments, as Index::Grow needs them.
+inline OwnedItems OwnersOf(Exec& exec, const Index& index, const uint32_t* segment_of, size_t n) {
+  OwnedItems owned;
+  owned.Build(exec, n, [&](size_t i) { return segment_of[i] >> index.OwnerShift(); });
+  return owned;
+}
 
 }  // namespace dynemb
 
