@@ -9,6 +9,7 @@
 #include "cc/device/device_table_cold.h"
 #include "cc/device/device_table_cut.h"
 #include "cc/device/device_table_insert.h"
+#include "cc/device/device_table_room.h"
 #include "cc/device/device_table_state.h"
 #include "cc/device/device_table_tiers.h"
 #include "cc/device/device_table_work.h"
