@@ -24,7 +24,7 @@ constexpr size_t kIdGrain = 4096;
 
 // What an inserting Pool leaves to do for a range of a task, or for a whole task.
 struct Rest {
-  std::vector<uint32_t> missing;  // positions of keys without rows
+  std::vector<uint32_t> missing;  // positions of keys without rows; of a whole task: ascending
   std::vector<size_t> bags;       // that have such keys, in increasing order
 };
 
@@ -221,16 +221,19 @@ Status InsertMissing(Exec& exec, const std::vector<PoolTask>& tasks, size_t t, T
 }
 
 // Inserts the keys without rows of several tasks on one table with admission: a key is counted
-// once, for all tasks together. The first of the tasks is tasks[t].
-Status InsertJointly(Exec& exec, const std::vector<PoolTask>& tasks, size_t t, Tick tick) {
+// once, for all tasks together. The first of the tasks is tasks[t]; rests[u].missing are the
+// positions of tasks[u] without rows.
+Status InsertJointly(Exec& exec, const std::vector<PoolTask>& tasks, size_t t, Tick tick,
+                     const std::vector<Rest>& rests) {
   return DispatchKeys(tasks[t].table, tasks[t].keys, [&](auto& table, const auto* keys_of_first) {
     using K = std::decay_t<decltype(*keys_of_first)>;
     std::vector<typename HashTable<K>::FoundRows> others;
     std::vector<K> keys;
     const auto for_missing = [&](const auto& fn) {
-      for (const PoolTask& task : tasks) {
-        for (size_t i = 0; task.table == tasks[t].table && i < task.bags->nnz(); ++i) {
-          if (task.rows[i] == kNoRow) fn(static_cast<const K*>(task.keys)[i], &task.rows[i]);
+      for (size_t u = 0; u < tasks.size(); ++u) {
+        if (tasks[u].table != tasks[t].table) continue;
+        for (const uint32_t i : rests[u].missing) {
+          fn(static_cast<const K*>(tasks[u].keys)[i], &tasks[u].rows[i]);
         }
       }
     };
@@ -245,6 +248,17 @@ Status InsertJointly(Exec& exec, const std::vector<PoolTask>& tasks, size_t t, T
     for_missing([&](K, RowId* row) { *row = rows[j++]; });
     return Status();
   });
+}
+
+// What is left to do for a task, whose ranges left `parts`.
+Rest Joined(const Bags& bags, const std::vector<Rest>& parts) {
+  Rest all;
+  for (const Rest& part : parts) {
+    all.missing.insert(all.missing.end(), part.missing.begin(), part.missing.end());
+    all.bags.insert(all.bags.end(), part.bags.begin(), part.bags.end());
+  }
+  if (bags.order() != nullptr) std::sort(all.missing.begin(), all.missing.end());
+  return all;
 }
 
 // The number of tasks on this table.
@@ -270,33 +284,30 @@ Status Pool(Exec& exec, const std::vector<PoolTask>& tasks, Tick tick, bool inse
     sizes.push_back(task.bags->num_bags());
     grains.push_back(BagGrain(*task.bags));
   }
-  // rests[t][begin / grains[t]]: of a range of task t.
-  std::vector<std::vector<Rest>> rests(tasks.size());
-  for (size_t t = 0; t < tasks.size(); ++t) rests[t].resize(sizes[t] / grains[t] + 1);
+  // parts[t][begin / grains[t]]: of a range of task t.
+  std::vector<std::vector<Rest>> parts(tasks.size());
+  for (size_t t = 0; t < tasks.size(); ++t) parts[t].resize(sizes[t] / grains[t] + 1);
   {
     Phase phase("find and pool");
     ParallelForTasks(exec, sizes, grains, [&](size_t t, size_t begin, size_t end) {
-      PoolRange(tasks[t], begin, end, tick, insert, &rests[t][begin / grains[t]]);
+      PoolRange(tasks[t], begin, end, tick, insert, &parts[t][begin / grains[t]]);
     });
   }
   if (!insert) return Status();
 
+  std::vector<Rest> rests(tasks.size());
+  for (size_t t = 0; t < tasks.size(); ++t) rests[t] = Joined(*tasks[t].bags, parts[t]);
   std::vector<Table*> grown;
   for (size_t t = 0; t < tasks.size(); ++t) {
     const PoolTask& task = tasks[t];
-    Rest rest;
-    for (const Rest& each : rests[t]) {
-      rest.missing.insert(rest.missing.end(), each.missing.begin(), each.missing.end());
-      rest.bags.insert(rest.bags.end(), each.bags.begin(), each.bags.end());
-    }
+    const Rest& rest = rests[t];
     if (rest.missing.empty()) continue;
-    if (task.bags->order() != nullptr) std::sort(rest.missing.begin(), rest.missing.end());
     // An earlier task on the same table may have inserted some of the missing keys.
     const bool find_again = std::find(grown.begin(), grown.end(), task.table) != grown.end();
     if (task.table->options().admission.rule == Admit::kAll || TasksOn(tasks, task.table) == 1) {
       DYNEMB_RETURN_IF_ERROR(InsertMissing(exec, tasks, t, tick, rest.missing, find_again));
     } else if (!find_again) {
-      DYNEMB_RETURN_IF_ERROR(InsertJointly(exec, tasks, t, tick));
+      DYNEMB_RETURN_IF_ERROR(InsertJointly(exec, tasks, t, tick, rests));
     }
     grown.push_back(task.table);
     Phase phase("pool again");
