@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -24,12 +25,11 @@ from benchmarks.harness import (
     resident_bytes,
     use_threads,
 )
-from benchmarks.peers import Ours
 from benchmarks.sparse import ZIPF, Ids, draw_steps, filled, optimizer_for, training_step
 from benchmarks.workload import Draws
 
 
-def endless(batches: list[Ids], peer: Ours, rows: int, new_ids: int) -> Iterator[Ids]:
+def endless(batches: list[Ids], peer: Any, rows: int, new_ids: int) -> Iterator[Ids]:
     """Yields the batches again and again; the first `new_ids` ids of each table are new."""
     next_row = rows
     while True:
@@ -58,7 +58,7 @@ def main() -> None:
 
     print(describe_machine(), flush=True)
     began = time.perf_counter()
-    peers = filled(OURS, options.tables, options.dim, options.rows, 1 << 17)
+    peers: list[Any] = filled(OURS, options.tables, options.dim, options.rows, 1 << 17)
     print(f"filled in {time.perf_counter() - began:.0f} s", flush=True)
     draws = Draws(options.rows, ZIPF if options.zipf else None, seed=4)
     count = options.samples * options.hotness
@@ -84,7 +84,7 @@ def main() -> None:
             step(batch)
             times.append(time.perf_counter() - before)
         milliseconds = np.asarray(times) * 1e3
-        rows = sum(peer.variable.size for peer in peers)
+        rows = sum(peer.variable.stats()["size"] for peer in peers)
         rates.append(len(times) / sum(times))
         print(
             f"{elapsed:7.0f}  {rates[-1]:7.2f}  {np.median(milliseconds):9.1f}  "
@@ -92,7 +92,8 @@ def main() -> None:
             flush=True,
         )
     half = len(rates) // 2
-    what = f"train adagrad for {options.seconds:g} s, {options.tables} x {options.rows / 1e6:g} M rows"
+    size = f"{options.tables} x {options.rows / 1e6:g} M rows"
+    what = f"train adagrad for {options.seconds:g} s, {size}"
     results = [
         Result(f"{what}: first half", "steps/s", {OURS: rates[:half] or rates}),
         Result(f"{what}: second half", "steps/s", {OURS: rates[half:]}),
