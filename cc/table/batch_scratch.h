@@ -9,6 +9,7 @@
 #include "cc/table/admission.h"
 #include "cc/table/hash.h"
 #include "cc/table/insert_plan.h"
+#include "cc/table/owned_items.h"
 #include "cc/table/scratch.h"
 #include "cc/table/types.h"
 
@@ -69,6 +70,7 @@ struct BatchScratch {
   Buffer<RowId> rows;
   Buffer<uint32_t> positions;
   RowFilter again;
+  OwnedItems owned;  // of the rows that several threads may change
   InsertPlan plan;
   PinnedRows pinned;
   // The new keys of a batch, for admission (HashTable::Admit).
@@ -77,6 +79,7 @@ struct BatchScratch {
   Buffer<AdmissionCounters::Place> places;
   Buffer<bool> admitted;
   void Shrink() {
+    owned.Shrink();
     new_keys.Shrink();
     times.Shrink();
     places.Shrink();

@@ -10,10 +10,8 @@
 #include "cc/table/codec.h"
 #include "cc/table/copy_vector.h"
 #include "cc/table/hash_table.h"
-#include "cc/table/owned_items.h"
 #include "cc/table/phase.h"
 #include "cc/table/rounding.h"
-#include "cc/table/scratch.h"
 #include "cc/table/vector_buffer.h"
 
 namespace dynemb {
@@ -60,6 +58,7 @@ Status HashTable<K>::Upsert(Exec& exec, KeySpan keys, const void* vectors, Tick 
   RowId* const rows = scratch->rows.Resize(n);
   RowFilter& again = scratch->again;
   again.Reset(n);
+  scratch->owned.Reserve(exec, n);
   // First everything that may fail: keys without rows get rows. Then existing rows are written.
   const Touch touch = scoring_.Write(now);
   const uint64_t missing = FindRows(exec, k, n, touch, ExpiredAt(tick), Counts::kNothing, rows);
@@ -91,9 +90,9 @@ Status HashTable<K>::Upsert(Exec& exec, KeySpan keys, const void* vectors, Tick 
   ForHeld(exec, rows, moved.data(), moved.size(), written_bytes, write);
   if (!again.empty()) {
     Phase phase("write repeated keys");
-    const SharedScratch<OwnedItems> owned;
-    owned->Build(exec, n, [&](size_t i) { return again.MayHold(rows[i]) ? rows[i] : kNoRow; });
-    owned->ForWorkers(exec, n, [&](size_t, const uint32_t* i, const uint32_t* end) {
+    OwnedItems& owned = scratch->owned;
+    owned.Build(exec, n, [&](size_t i) { return again.MayHold(rows[i]) ? rows[i] : kNoRow; });
+    owned.ForWorkers(exec, n, [&](size_t, const uint32_t* i, const uint32_t* end) {
       for (; i != end; ++i) {
         CopyVector(layout().vector(rows_.At(rows[*i])), from + *i * bytes, bytes);
       }

@@ -6,7 +6,6 @@
 #include "cc/table/codec.h"
 #include "cc/table/find_pass.h"
 #include "cc/table/host_table.h"
-#include "cc/table/owned_items.h"
 #include "cc/table/phase.h"
 #include "cc/table/rounding.h"
 #include "cc/table/scratch.h"
@@ -30,9 +29,8 @@ void HostTable::BringKeys(Exec& exec, KeySpan keys) {
   FindQuietly(exec, keys, Expired(), rows);
   // Keys may repeat, and a row must have one thread.
   static_assert(kNoRow == OwnedItems::kNone, "a key without a row belongs to no worker");
-  const SharedScratch<OwnedItems> owned;
-  owned->Build(exec, n, [rows](size_t i) { return rows[i]; });
-  owned->ForWorkers(exec, n, [&](size_t, const uint32_t* i, const uint32_t* end) {
+  scratch->owned.Build(exec, n, [rows](size_t i) { return rows[i]; });
+  scratch->owned.ForWorkers(exec, n, [&](size_t, const uint32_t* i, const uint32_t* end) {
     constexpr ptrdiff_t kAhead = 8;
     const RowLayout& l = layout();
     const size_t row_bytes = std::min(l.stride, kPrefetchMost);
