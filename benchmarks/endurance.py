@@ -25,7 +25,7 @@ from benchmarks.harness import (
     resident_bytes,
     use_threads,
 )
-from benchmarks.sparse import ZIPF, Ids, draw_steps, filled, optimizer_for, training_step
+from benchmarks.sparse import ZIPF, Ids, filled, optimizer_for, training_step
 from benchmarks.workload import Draws
 
 
@@ -62,10 +62,10 @@ def main() -> None:
     print(f"filled in {time.perf_counter() - began:.0f} s", flush=True)
     draws = Draws(options.rows, ZIPF if options.zipf else None, seed=4)
     count = options.samples * options.hotness
-    batches: list[Ids] = []
-    while len(batches) < options.batches:
-        for step_rows in draw_steps(draws, options.tables, count):
-            batches.append([peers[0].ids(part) for part in step_rows])
+    batches = [
+        [peers[0].ids(draws.take(count)) for _ in range(options.tables)]
+        for _ in range(options.batches)
+    ]
     step = training_step(
         peers, options.samples, options.hotness, optimizer_for("adagrad", peers, False)
     )
