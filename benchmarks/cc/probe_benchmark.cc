@@ -14,6 +14,7 @@
 #include "cc/table/bucket_ops.h"
 #include "cc/table/index.h"
 #include "cc/table/lanes.h"
+#include "cc/table/owned_items.h"
 
 namespace dynemb {
 namespace {
@@ -34,13 +35,16 @@ std::unique_ptr<Index> Filled(uint32_t rows, double load) {
   OneLane lane;
   std::vector<uint64_t> hashes(kBatch);
   std::vector<uint32_t> segment_of(kBatch);
+  OwnedItems owned;
   for (uint32_t first = 0; first < rows; first += kBatch) {
     const uint32_t n = std::min(kBatch, rows - first);
     for (uint32_t i = 0; i < n; ++i) {
       hashes[i] = MixKey(first + i);
       segment_of[i] = index->SegmentOf(hashes[i]);
     }
-    Require(index->Grow(exec, hashes.data(), n, RowsAreKeys(), segment_of.data()));
+    owned.Build(exec, n,
+                [&, shift = index->OwnerShift()](size_t i) { return segment_of[i] >> shift; });
+    Require(index->Grow(exec, hashes.data(), n, RowsAreKeys(), owned, segment_of.data()));
     for (uint32_t i = 0; i < n; ++i) {
       Claim(lane, index->SegmentBuckets(segment_of[i]), MakeProbe(hashes[i]), first + i, 1);
     }
