@@ -135,11 +135,11 @@ soak: develop ## compares tables with models for a million operations each, and 
 	$(call soak_of,$(SOAK_SANITIZED_ROWS),--config=tsan) //tests/cc:file_table_scale_test
 
 cuda-check: develop ## compiles all GPU code if nvcc is found; its tests skip without a GPU
-	$(BAZEL) build //cc/table:device //cc/device:cuda_check //cc/device:cuda12_check //tests/cuda:all //benchmarks/cuda:all //tests/fake_cuda:all
+	$(BAZEL) build //cc/table:device //cc/device:cuda_check //cc/device:cuda12_check //cc/serving_device:cuda_check //cc/serving_device:cuda12_check //tests/cuda:all //benchmarks/cuda:all //tests/fake_cuda:all
 	$(BAZEL_TEST) //tests/cuda:all //tests/cuda:load_cuda12_test //tests/fake_cuda:all //tests/fake_cuda:fake_cuda12_test
-	$(VENV_PYTHON) tools/kernel_resources.py bazel-bin/cc/device/_cuda_objects/*.ptxas
-	$(VENV_PYTHON) tools/kernel_resources.py bazel-bin/cc/device/_cuda12_objects/*.ptxas
-	@for text in cc/table/device cc/device/cuda_check cc/device/cuda12_check; do echo "cuda-check: $$(cat bazel-bin/$$text.txt)"; done
+	$(VENV_PYTHON) tools/kernel_resources.py bazel-bin/cc/*device/_cuda_objects/*.ptxas
+	$(VENV_PYTHON) tools/kernel_resources.py bazel-bin/cc/*device/_cuda12_objects/*.ptxas
+	@for text in cc/table/device cc/device/cuda_check cc/device/cuda12_check cc/serving_device/cuda_check cc/serving_device/cuda12_check; do echo "cuda-check: $$(cat bazel-bin/$$text.txt)"; done
 
 fake-gpu: develop ## runs the operators' GPU kernels without a GPU, on a device whose memory the host may not access
 	BAZEL=$(BAZEL) PYTHON=$(CURDIR)/$(VENV_PYTHON) tools/fake_gpu.sh -n $(JOBS) --reruns $$(($(TRIES) - 1)) $(ARGS)

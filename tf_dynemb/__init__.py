@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from tf_dynemb.persistence.watermark import Watermark
     from tf_dynemb.ranks.start import init
     from tf_dynemb.saved_models.export import export_saved_model
+    from tf_dynemb.saved_models.load import load_saved_model
     from tf_dynemb.sok.load import load_sok_dump
     from tf_dynemb.sok.names import SGD, all2all_dense_embedding, sparse_read_and_evict
     from tf_dynemb.tables.admission_options import Frequency, Probability
@@ -72,6 +73,7 @@ __all__ = [
     "init",
     "layers",
     "load",
+    "load_saved_model",
     "load_sok_dump",
     "lookup_sparse",
     "named_tables",
@@ -113,6 +115,7 @@ _HOMES = {
     "init": "ranks.start",
     "layers": None,
     "load": "persistence.load",
+    "load_saved_model": "saved_models.load",
     "load_sok_dump": "sok.load",
     "lookup_sparse": "lookup.lookup_sparse",
     "named_tables": "persistence.naming",

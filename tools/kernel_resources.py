@@ -35,6 +35,7 @@ BUDGETS = {
     # 96 20. SGD, Adagrad and Adam were measured like this (benchmarks/log_gpu.md).
     "PoolBags<TableVectors>": Use(96, stack=24, spilled=80),
     "PoolBags<IndexedVectors>": Use(72, stack=32, spilled=120),
+    "PoolBags<ServedVectors>": Use(96, stack=16, spilled=56),
     "SumSegments<KeySums, true>": Use(80, stack=8, spilled=12),
     "SumSegments<KeySums, false>": Use(96),
     "SumSegments<RowSums, true>": Use(80),
@@ -59,6 +60,9 @@ BUDGETS = {
     "ClaimSlots": Use(32),
     "EvictSlots": Use(40),
     "FillRows<FillInitial>": Use(45),
+    # The kernels of served tables.
+    "FindServed": Use(32, stack=8, spilled=8),
+    "LoadServed": Use(32, stack=8, spilled=8),
     # The kernels for rows that change tiers.
     "PairUp": Use(32, stack=8, spilled=8),
     "SwapRows": Use(62),

@@ -26,7 +26,8 @@ class ReadOnlyTable : public Table {
   void Explain(Exec&, KeySpan keys, KeyState* states) const final {
     std::fill_n(states, keys.size(), KeyState());
   }
-  void Changed(Exec&, const RowId*, const RowId*, size_t n, Tick, Tick, bool* changed) const final {
+  void Changed(Exec&, const RowId*, const RowId*, size_t n, Tick, Tick,
+               bool* changed) const override {
     std::fill_n(changed, n, true);
   }
 

@@ -177,9 +177,11 @@ void ServedModel::Detach(size_t number) {
 }
 
 Status ServedModel::Publish(Exec& exec, const ServedState& next) {
+  const std::shared_ptr<const ServedState> now = state();
   auto published = std::make_shared<ServedState>(next);
   published->tables.clear();
   for (const auto& table : attached_) {
+    const size_t number = published->tables.size();
     published->tables.emplace_back();
     if (table == nullptr) continue;
     const std::string& name = table->options().name;
@@ -187,10 +189,11 @@ Status ServedModel::Publish(Exec& exec, const ServedState& next) {
     if (rows == next.rows.end()) {
       return DataLoss(next.last.directory + " has no table '" + name + "'");
     }
-    Status status = table->WithRows(rows->second, &published->tables.back());
+    const bool has_before = now != nullptr && number < now->tables.size();
+    const ServedTable* const before = has_before ? now->tables[number].get() : nullptr;
+    Status status = table->WithRows(rows->second, before, &published->tables.back());
     if (!status.ok()) return Status(status.code(), next.last.directory + ": " + status.message());
   }
-  const std::shared_ptr<const ServedState> now = state();
   DYNEMB_RETURN_IF_ERROR(ReadDense(exec, next, now.get(), &published->dense));
   if (now != nullptr && now->last.id != next.last.id) StartThread();  // which forgets its rows
   const auto time = std::chrono::steady_clock::now();

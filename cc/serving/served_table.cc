@@ -67,7 +67,7 @@ Status ServedTable::Create(const ServedOptions& options, std::shared_ptr<ServedT
   return Status();
 }
 
-Status ServedTable::WithRows(std::shared_ptr<const TableRows> rows,
+Status ServedTable::WithRows(std::shared_ptr<const TableRows> rows, const ServedTable* before,
                              std::shared_ptr<ServedTable>* table) const {
   const TableEntry& entry = rows->entry();
   if (entry.dim != options_.dim || entry.key_type != options_.key_type ||
@@ -86,6 +86,14 @@ Status ServedTable::WithRows(std::shared_ptr<const TableRows> rows,
   made->absent_row_ = absent_row_;
   made->rows_ = std::move(rows);
   made->counters_ = counters_;
+  // A table of the same number may have been attached with other options.
+  if (before != nullptr && before->counters_ != counters_) before = nullptr;
+  if (before != nullptr && before->rows_ == made->rows_) {
+    made->placed_ = before->placed_;
+  } else if (served_.place != nullptr) {
+    const Table* const earlier = before != nullptr ? before->placed_.get() : nullptr;
+    DYNEMB_RETURN_IF_ERROR(served_.place->Place(*made, earlier, &made->placed_));
+  }
   *table = std::move(made);
   return Status();
 }

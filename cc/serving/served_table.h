@@ -6,6 +6,9 @@
 // as the default vector if the table has one, otherwise as what admission says, otherwise as the
 // key's initial vector. These have the bits of the trained table. Row ids are 0 for keys that have
 // a row; nothing can use them, because there are no steps.
+//
+// If its options name a place, the table also has its rows there: placed() (served_place.h).
+// Operators on that device call placed(), and nothing reads the rows on the host.
 #ifndef DYNEMB_SERVING_SERVED_TABLE_H_
 #define DYNEMB_SERVING_SERVED_TABLE_H_
 
@@ -16,6 +19,7 @@
 #include <vector>
 
 #include "cc/serving/read_only_table.h"
+#include "cc/serving/served_place.h"
 #include "cc/serving/table_rows.h"
 #include "cc/table/initializer.h"
 
@@ -33,6 +37,10 @@ struct ServedOptions {
   // decides. A table without admission has kInitial.
   std::vector<float> default_vector;
   Unadmitted absent = Unadmitted::kInitial;
+  // Null: the host. Otherwise the device has at most max_device_bytes of vectors in its memory, and
+  // the others in host memory that it can access.
+  ServedPlace* place = nullptr;
+  uint64_t max_device_bytes = 0;
 };
 
 class ServedTable final : public ReadOnlyTable {
@@ -45,9 +53,19 @@ class ServedTable final : public ReadOnlyTable {
 
   // InvalidArgument names the option and its value.
   static Status Create(const ServedOptions& options, std::shared_ptr<ServedTable>* table);
-  // This table with the rows of a snapshot, of any formats. DataLoss if the trained table had other
-  // types.
-  Status WithRows(std::shared_ptr<const TableRows> rows, std::shared_ptr<ServedTable>* table) const;
+  // This table with the rows of a snapshot, of any formats. `before` is this table with earlier
+  // rows or null; in a place, both share the memory of what did not change. DataLoss if the trained
+  // table had other types; ResourceExhausted if the place lacks memory.
+  Status WithRows(std::shared_ptr<const TableRows> rows, const ServedTable* before,
+                  std::shared_ptr<ServedTable>* table) const;
+
+  const ServedOptions& served() const { return served_; }
+  const TableRows& rows() const { return *rows_; }
+  const Initializer& initializer() const { return initializer_; }
+  // In the table's dtype; empty: there is none.
+  const std::vector<char>& default_vector() const { return default_; }
+  // The table in served().place, which lives as long as this one; null if that is null.
+  const std::shared_ptr<Table>& placed() const { return placed_; }
 
   const RowLayout& layout() const override { return layout_; }
   uint64_t size() const override { return rows_->size(); }
@@ -88,6 +106,7 @@ class ServedTable final : public ReadOnlyTable {
   std::vector<char> default_;  // the default vector in the table's dtype
   RowId absent_row_ = kNoRow;
   std::shared_ptr<const TableRows> rows_;
+  std::shared_ptr<Table> placed_;
   std::shared_ptr<Counters> counters_;
   mutable std::atomic<bool> damaged_{false};
 };

@@ -37,6 +37,10 @@ class TableRows {
                    std::shared_ptr<const TableRows>* rows) const;
 
   const TableEntry& entry() const { return entry_; }
+  // The levels, the newest first, then the shards of the base. The arrays of a source that a later
+  // TableRows still has are at the same addresses.
+  const std::vector<RowSource>& sources() const { return sources_; }
+  size_t num_levels() const { return levels_.size(); }
   size_t key_bytes() const { return SizeOf(entry_.key_type); }
 
   // The number of keys; the slots of all indexes; bytes of mapped files, and of the levels.

@@ -19,6 +19,7 @@
 #if defined(DYNEMB_CUDA)
 #include "cc/device/cuda_exchange.h"
 #include "cc/device/cuda_table.h"
+#include "cc/serving_device/cuda_served.h"
 #endif
 
 namespace dynemb {
@@ -103,6 +104,12 @@ absl::Status GetGpuExchange(tf::OpKernelContext* ctx, Exchange** exchange) {
   return ToAbsl(CudaExchange(ordinal, exchange));
 }
 
+absl::Status GetGpuServedPlace(tf::OpKernelContext* ctx, ServedPlace** place) {
+  int ordinal;
+  TF_RETURN_IF_ERROR(FindOrdinal(ctx, &ordinal));
+  return ToAbsl(CudaServedPlace(ordinal, place));
+}
+
 #else
 
 // Not reached: no kernel is registered for a GPU.
@@ -116,6 +123,8 @@ absl::Status MakeGpuTable(tf::OpKernelContext*, const TableOptions&, std::unique
 absl::Status GetGpuLookups(tf::OpKernelContext*, Lookups**) { return WithoutCuda(); }
 
 absl::Status GetGpuExchange(tf::OpKernelContext*, Exchange**) { return WithoutCuda(); }
+
+absl::Status GetGpuServedPlace(tf::OpKernelContext*, ServedPlace**) { return WithoutCuda(); }
 
 #endif
 
@@ -161,6 +170,11 @@ absl::Status GetExchange(tf::OpKernelContext* ctx, Exchange** exchange) {
   if (OnGpu(ctx)) return GetGpuExchange(ctx, exchange);
   *exchange = &HostExchange();
   return absl::OkStatus();
+}
+
+absl::Status GetServedPlace(tf::OpKernelContext* ctx, ServedPlace** place) {
+  *place = nullptr;
+  return OnGpu(ctx) ? GetGpuServedPlace(ctx, place) : absl::OkStatus();
 }
 
 absl::Status CopyToHost(tf::OpKernelContext* ctx, const void* from, size_t bytes, void* to) {

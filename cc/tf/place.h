@@ -7,6 +7,7 @@
 
 #include "cc/lookup/exchange.h"
 #include "cc/lookup/lookups.h"
+#include "cc/serving/served_place.h"
 #include "cc/table/exec.h"
 #include "cc/table/status.h"
 #include "cc/table/table.h"
@@ -37,6 +38,9 @@ PoolExec MakeHostExec(tf::OpKernelContext* ctx);
 // - On a GPU, Tier::kHost is an InvalidArgument, and the other tiers are available.
 absl::Status MakeTable(tf::OpKernelContext* ctx, const TableOptions& options,
                        std::unique_ptr<Table>* table, Lookups** lookups);
+
+// The place of served tables on the operator's device; null on a CPU.
+absl::Status GetServedPlace(tf::OpKernelContext* ctx, ServedPlace** place);
 
 // For operators without a table: the calls over arrays that are where the operator's tensors are.
 absl::Status GetLookups(tf::OpKernelContext* ctx, Lookups** lookups);

@@ -39,20 +39,22 @@ class ServedTableOp : public DynembOp {
   absl::Status Run(tf::OpKernelContext* ctx) override {
     tf::Tensor* handle = nullptr;
     TF_RETURN_IF_ERROR(ctx->allocate_output(0, tf::TensorShape({}), &handle));
+    ServedOptions options = options_;
+    TF_RETURN_IF_ERROR(GetServedPlace(ctx, &options.place));
     auto& value = handle->scalar<tf::ResourceHandle>()();
     if (resource_name_.empty()) {
-      TableResource* const resource = new ServedResource(options_);
+      TableResource* const resource = new ServedResource(options);
       value = tf::ResourceHandle::MakeRefCountingHandle(resource, ctx->device()->name());
       return absl::OkStatus();
     }
     tf::ResourceMgr* const manager = ctx->resource_manager();
     const std::string& container = manager->default_container();
     TableResource* resource = nullptr;
-    TF_RETURN_IF_ERROR(manager->LookupOrCreate<TableResource>(
-        container, resource_name_, &resource, [this](TableResource** made) {
-          *made = new ServedResource(options_);
-          return absl::OkStatus();
-        }));
+    TF_RETURN_IF_ERROR(manager->LookupOrCreate<TableResource>(container, resource_name_, &resource,
+                                                              [&options](TableResource** made) {
+                                                                *made = new ServedResource(options);
+                                                                return absl::OkStatus();
+                                                              }));
     const TableRef held(resource);
     if (held->served() == nullptr) {
       return absl::InvalidArgumentError("'" + resource_name_ + "' is a trained table");
@@ -65,7 +67,8 @@ class ServedTableOp : public DynembOp {
   absl::Status ReadOptions(tf::OpKernelConstruction* ctx) {
     tf::DataType key_dtype, dtype;
     std::string absent;
-    int64_t seed;
+    int64_t seed, max_hbm_bytes;
+    TF_RETURN_IF_ERROR(ctx->GetAttr("max_hbm_bytes", &max_hbm_bytes));
     TF_RETURN_IF_ERROR(ctx->GetAttr("table", &options_.name));
     TF_RETURN_IF_ERROR(ctx->GetAttr("key_dtype", &key_dtype));
     TF_RETURN_IF_ERROR(ctx->GetAttr("dtype", &dtype));
@@ -77,6 +80,7 @@ class ServedTableOp : public DynembOp {
     options_.key_type = ToKeyType(key_dtype);
     options_.dtype = ToDType(dtype);
     options_.seed = static_cast<uint64_t>(seed);
+    options_.max_device_bytes = static_cast<uint64_t>(max_hbm_bytes);
     options_.absent = absent == "zeros"  ? Unadmitted::kZeros
                       : absent == "skip" ? Unadmitted::kSkip
                                          : Unadmitted::kInitial;
@@ -98,9 +102,8 @@ class OpenServedTableOp : public DynembOp {
     ServedResource* served;
     TF_RETURN_IF_ERROR(GetServed(ctx, &ref, &served));
     TF_RETURN_IF_ERROR(CheckScalar(ctx->input(1), "descriptor"));
-    std::unique_ptr<Exec> exec;
-    TF_RETURN_IF_ERROR(MakeExec(ctx, &exec));
-    return served->Open(*exec, ctx->input(1).scalar<tf::tstring>()());
+    PoolExec exec = MakeHostExec(ctx);
+    return served->Open(exec, ctx->input(1).scalar<tf::tstring>()());
   }
 };
 
@@ -116,10 +119,9 @@ class ApplySnapshotsOp : public DynembOp {
     TF_RETURN_IF_ERROR(GetModel(ctx, &model));
     TF_RETURN_IF_ERROR(CheckScalar(ctx->input(1), "path"));
     TF_RETURN_IF_ERROR(Output(ctx, 0, {}, &applied));
-    std::unique_ptr<Exec> exec;
-    TF_RETURN_IF_ERROR(MakeExec(ctx, &exec));
+    PoolExec exec = MakeHostExec(ctx);
     DYNEMB_RETURN_IF_LIBRARY_ERROR(
-        model->Apply(*exec, ctx->input(1).scalar<tf::tstring>()(), &count));
+        model->Apply(exec, ctx->input(1).scalar<tf::tstring>()(), &count));
     *applied = static_cast<int64_t>(count);
     return absl::OkStatus();
   }
@@ -269,6 +271,24 @@ REGISTER("DynembServedState", ServedStateOp);
 REGISTER("DynembServedStats", ServedStatsOp);
 REGISTER("DynembServedWeights", ServedWeightsOp);
 #undef REGISTER
+
+// Their tensors are in host memory: they work on files.
+#define GPU(name) Name(name).Device(tensorflow::DEVICE_GPU).HostMemory("handle")
+DYNEMB_REGISTER_GPU_KERNEL(GPU("DynembServedTable"), ServedTableOp);
+DYNEMB_REGISTER_GPU_KERNEL(GPU("DynembOpenServedTable").HostMemory("descriptor"),
+                           OpenServedTableOp);
+DYNEMB_REGISTER_GPU_KERNEL(GPU("DynembApplySnapshots").HostMemory("path").HostMemory("applied"),
+                           ApplySnapshotsOp);
+DYNEMB_REGISTER_GPU_KERNEL(GPU("DynembServedState")
+                               .HostMemory("id")
+                               .HostMemory("watermark")
+                               .HostMemory("watermark_utc_ns")
+                               .HostMemory("follow_error"),
+                           ServedStateOp);
+DYNEMB_REGISTER_GPU_KERNEL(GPU("DynembServedStats").HostMemory("names").HostMemory("values"),
+                           ServedStatsOp);
+DYNEMB_REGISTER_GPU_KERNEL(GPU("DynembServedWeights").HostMemory("weights"), ServedWeightsOp);
+#undef GPU
 
 }  // namespace
 }  // namespace dynemb

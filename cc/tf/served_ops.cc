@@ -20,6 +20,7 @@ REGISTER_OP("DynembServedTable")
     .Attr("initializer_args: list(float) >= 2")
     .Attr("default_vector: list(float) = []")
     .Attr("absent: {'initial', 'zeros', 'skip'} = 'initial'")
+    .Attr("max_hbm_bytes: int >= 0 = 17179869184")
     .SetIsStateful()
     .SetShapeFn(NewTable);
 

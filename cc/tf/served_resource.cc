@@ -77,7 +77,13 @@ absl::Status Resolve(tf::OpKernelContext* ctx, TableRef* table) {
     // The step began before the table was attached.
     state = model->state();
   }
-  table->reset(new TableResource(state->tables[number], &ServedLookups()));
+  const std::shared_ptr<ServedTable>& found = state->tables[number];
+  ServedPlace* const place = found->served().place;
+  if (place == nullptr) {
+    table->reset(new TableResource(found, &ServedLookups()));
+  } else {
+    table->reset(new TableResource(found->placed(), &place->lookups()));
+  }
   return absl::OkStatus();
 }
 

@@ -169,7 +169,7 @@ absl::Status GetTableOnAnyDevice(tf::OpKernelContext* ctx, const tf::Tensor& han
         device->resource_manager()->Lookup(resource.container(), resource.name(), &found));
   }
   table->reset(found);
-  return absl::OkStatus();
+  return found->served() == nullptr ? absl::OkStatus() : Resolve(ctx, table);
 }
 
 absl::Status GetTables(tf::OpKernelContext* ctx, int first, int n, std::vector<TableRef>* refs,

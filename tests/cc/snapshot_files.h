@@ -47,6 +47,7 @@ struct TestTable {
   // "int8" or "int4" of dim 15 and less, and numbers below 100: the vectors are in this format,
   // with the scale 1. Otherwise in the dtype.
   std::string format;
+  uint16_t scale = 0x3C00;  // instead of 1, as float16
   std::vector<TestShard> shards;
   uint64_t history = 0;  // 0: none
 };
@@ -105,9 +106,9 @@ inline std::string Sealed(Members root) {
   return Object(root);
 }
 
-// A row of integers in a format, with the scale 1; see TestTable.
-inline std::string Quantized(const std::string& format, const std::vector<float>& vector) {
-  const uint16_t one = 0x3C00;
+// A row of integers in a format; see TestTable.
+inline std::string Quantized(const std::string& format, const std::vector<float>& vector,
+                             uint16_t scale) {
   std::string row;
   if (format == "int8") {
     for (const float value : vector) row += static_cast<char>(value);
@@ -117,7 +118,7 @@ inline std::string Quantized(const std::string& format, const std::vector<float>
       row[d / 2] = static_cast<char>(row[d / 2] | static_cast<int>(d) << (d % 2 * 4));
     }
   }
-  row.append(reinterpret_cast<const char*>(&one), sizeof(one));
+  row.append(reinterpret_cast<const char*>(&scale), sizeof(scale));
   if (format == "int8") return row;
   uint16_t bias;
   StoreVector(DType::kFloat16, vector.data(), 1, &bias);
@@ -195,7 +196,7 @@ struct Snapshot {
         StoreVector(table.dtype, vector.data(), table.dim, row.data());
         vectors += row;
       } else {
-        vectors += Quantized(table.format, vector);
+        vectors += Quantized(table.format, vector, table.scale);
       }
     }
     for (const uint64_t key : shard.deleted) {

@@ -4,6 +4,7 @@
 #include "cc/device/cuda_exchange.h"
 #include "cc/device/cuda_table.h"
 #include "cc/device/stream_exec.h"
+#include "cc/serving_device/cuda_served.h"
 #include "tests/simulated/simulated_place.h"
 
 namespace dynemb {
@@ -20,6 +21,11 @@ Status CudaLookups(int, Lookups** lookups) {
 
 Status CudaExchange(int, Exchange** exchange) {
   *exchange = &SimulatedExchange();
+  return Status();
+}
+
+Status CudaServedPlace(int, ServedPlace** place) {
+  *place = &SimulatedServedPlace();
   return Status();
 }
 

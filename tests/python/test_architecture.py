@@ -34,7 +34,7 @@ FORBIDDEN_INCLUDES = {
         "cc/tf/",
     ),
     "cc/file": (*OTHERS, "cc/device/", "cc/lookup/", "cc/serving/", "cc/tf/"),
-    "cc/device": (*OTHERS, "cc/io/", "cc/serving/", "cc/tf/"),
+    "cc/device": (*OTHERS, "cc/io/", "cc/serving/", "cc/serving_device/", "cc/tf/"),
     "cc/lookup": (*OTHERS, "cc/io/", "cc/serving/", "cc/tf/"),
     "cc/ranks": (
         *OTHERS,
@@ -46,7 +46,8 @@ FORBIDDEN_INCLUDES = {
         "cc/tf/",
     ),
     "cc/io": (*OTHERS, "cc/lookup/", "cc/serving/", "cc/tf/"),
-    "cc/serving": (*OTHERS, "cc/device/", "cc/tf/"),
+    "cc/serving": (*OTHERS, "cc/device/", "cc/serving_device/", "cc/tf/"),
+    "cc/serving_device": (*OTHERS, "cc/file/", "cc/io/", "cc/tf/"),
     "tests/cc": ("tensorflow/", "tsl/", "xla/", "cc/tf/"),
     "tests/cuda": ("tensorflow/", "tsl/", "xla/", "cc/tf/"),
     "benchmarks/cc": ("tensorflow/", "tsl/", "xla/", "cc/tf/"),

@@ -71,6 +71,32 @@ def place(var_type: str) -> Placement:
     )
 
 
+def existing_device(name: str) -> str:
+    """Returns TensorFlow's name of a device that operators on tables can run on.
+
+    Args:
+        name: "CPU", or a GPU, such as "GPU:0" or "/device:GPU:1".
+
+    Raises:
+        ValueError: there is no such device, or the operators have no kernels for it.
+    """
+    try:
+        spec = tf.DeviceSpec.from_string(name)
+    except (AttributeError, ValueError):
+        spec = tf.DeviceSpec()
+    if spec.device_type == "CPU":
+        return CPU
+    if spec.device_type != "GPU":
+        raise ValueError(f"device must be 'CPU', or a GPU such as 'GPU:0', got {name!r}.")
+    if not has_gpu_kernels():
+        raise ValueError(f"device={name!r} needs code for a GPU, but {_NO_DEVICE_CODE}.")
+    gpus = [gpu.name for gpu in tf.config.list_logical_devices("GPU")]
+    for gpu in gpus:
+        if tf.DeviceSpec.from_string(gpu).device_index == (spec.device_index or 0):
+            return _short(gpu)
+    raise ValueError(f"there is no device {name!r}: TensorFlow sees the GPUs {gpus}.")
+
+
 @functools.cache
 def _say_that_no_gpu_is_used() -> None:
     warn(

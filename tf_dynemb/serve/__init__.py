@@ -17,5 +17,6 @@ and gRPC), over KServe's data plane, messages and model interface. docs/server.m
 
 All of it runs on the thread of one event loop, except calls of models, and what loads them.
 
-May import: `_ops`, `_presence`, `_version`, `chains`, `storage`, `variables`.
+May import: `_ops`, `_presence`, `_version`, `chains`, `parallel`, `saved_models`, `storage`,
+`variables`.
 """

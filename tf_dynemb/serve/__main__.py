@@ -89,6 +89,19 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         metavar="N",
         help="the most calls of models at a time; default: the number of cores",
     )
+    models.add_argument(
+        "--device",
+        default="CPU",
+        metavar="NAME",
+        help="the device of the models' tables: CPU, or a GPU such as GPU:0; default: CPU",
+    )
+    models.add_argument(
+        "--max-hbm-for-vectors",
+        type=_positive(float),
+        default=16.0,
+        metavar="GB",
+        help="GB of GPU memory for the vectors of each table, if --device is a GPU; default: 16",
+    )
     network = parser.add_argument_group("network")
     network.add_argument("--host", default="127.0.0.1", help="default: 127.0.0.1; 0.0.0.0: all")
     network.add_argument(

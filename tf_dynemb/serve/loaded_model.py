@@ -16,6 +16,7 @@ import tensorflow as tf
 from tensorflow.python.util import nest
 
 from tf_dynemb import _ops
+from tf_dynemb.saved_models.load import load_saved_model
 from tf_dynemb.serve.inputs import (
     Array,
     Dense,
@@ -205,15 +206,19 @@ def has_state(loaded: Any) -> bool:
 class LoadedModel:
     """A SavedModel in memory.
 
+    Args:
+        path: the directory of the SavedModel.
+        **residence: the device of its tables; arguments of `load_saved_model`.
+
     Attributes:
         path: where it was loaded from.
         signatures: the signatures of the model by name; not `watermark` and `apply_delta`.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], **residence: Any) -> None:
         self.path = pathlib.Path(path)
         with _LOADING:
-            self._loaded = tf.saved_model.load(str(path))
+            self._loaded = load_saved_model(path, **residence)
         self.signatures: dict[str, Signature] = {}
         why = ""
         names = [name for name in self._loaded.signatures if name not in (STATE, APPLY, "serve")]

@@ -101,6 +101,7 @@ class Model(kserve.Model):  # type: ignore[misc]
         joins: whether requests can be one batch; None: they are if calls with random rows, alone
             and together, have the same outputs.
         traces: where spans of requests go.
+        residence: the device of the tables; arguments of `load_saved_model`.
     """
 
     def __init__(
@@ -114,8 +115,10 @@ class Model(kserve.Model):  # type: ignore[misc]
         follow: str | None = None,
         joins: bool | None = None,
         traces: Traces | None = None,
+        residence: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(name, return_response_headers=True)
+        self._residence = dict(residence or {})
         self._source = source_of(place, cache / "models" / name)
         self._place, self._follow_place, self._traces = place, follow, traces
         self._copy = cache / "chains" / name
@@ -383,7 +386,7 @@ class Model(kserve.Model):  # type: ignore[misc]
     def _load(self, version: Version) -> _Live:
         path = self._source.fetch(version)
         try:
-            model = LoadedModel(path)
+            model = LoadedModel(path, **self._residence)
             if self._follow_place is not None:
                 self._follow(model)
             self._warm_up(model)

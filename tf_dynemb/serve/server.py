@@ -22,6 +22,7 @@ from prometheus_client import REGISTRY
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tf_dynemb._presence import remove_tree
+from tf_dynemb.parallel.placement import existing_device
 from tf_dynemb.serve import metrics
 from tf_dynemb.serve.dataplane import Admission, DataPlane, Repository
 from tf_dynemb.serve.model import Limits, Model
@@ -254,9 +255,26 @@ def _models(
     limits = Limits(options.max_rows, options.max_elements, options.timeout_seconds)
     joins = {"auto": None, "on": True, "off": False}[options.batching]
     try:
+        existing_device(options.device)
+    except ValueError as error:
+        raise ServerError(f"--device: {error}") from error
+    residence = {
+        "device": options.device,
+        "max_hbm_for_vectors": options.max_hbm_for_vectors,
+    }
+    try:
         return [
             Model(
-                name, place, cache, pool, options.threads, limits, follow.get(name), joins, traces
+                name,
+                place,
+                cache,
+                pool,
+                options.threads,
+                limits,
+                follow.get(name),
+                joins,
+                traces,
+                residence,
             )
             for name, place in options.model
         ]

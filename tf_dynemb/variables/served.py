@@ -72,6 +72,34 @@ def exporting(rows: Rows) -> Iterator[None]:
         _ROWS.reset(token)
 
 
+class Residence(NamedTuple):
+    """Where the rows of loaded tables are.
+
+    Attributes:
+        device: the device of the tables and of the operators that look up their keys.
+        max_hbm_bytes: the bytes of the vectors of a table that may be in the memory of a GPU.
+    """
+
+    device: str = _ops.CPU
+    max_hbm_bytes: int = 0
+
+
+# Of the tables of models that are loaded in this context.
+_RESIDENCE: contextvars.ContextVar[Residence | None] = contextvars.ContextVar(
+    "_RESIDENCE", default=None
+)
+
+
+@contextlib.contextmanager
+def loading(residence: Residence) -> Iterator[None]:
+    """A context in which the tables of models that TensorFlow loads get this residence."""
+    token = _RESIDENCE.set(residence)
+    try:
+        yield
+    finally:
+        _RESIDENCE.reset(token)
+
+
 class Source:
     """Snapshots that an exported model has: of its tables, or of a model that was loaded.
 
@@ -173,8 +201,11 @@ class ServedTable(resource.TrackableResource):  # type: ignore[misc]
         export: what the running save exports; None before the first.
     """
 
-    def __init__(self, attributes: Mapping[str, Any], name: str) -> None:
-        super().__init__(device="CPU")
+    def __init__(
+        self, attributes: Mapping[str, Any], name: str, residence: Residence | None = None
+    ) -> None:
+        self._residence = residence or Residence()
+        super().__init__(device=self._residence.device)
         self._attributes = dict(attributes)
         self._table: weakref.ref[Table] | None = None
         self._name = name
@@ -222,8 +253,11 @@ class ServedTable(resource.TrackableResource):  # type: ignore[misc]
         return Rows("copy", path, {"dense": True} if members.get("dense") else {})
 
     def _create_resource(self, resource_name: str = "") -> tf.Tensor:
+        attributes = _as_attributes(self._attributes)
+        if self._residence.device != _ops.CPU:
+            attributes["max_hbm_bytes"] = self._residence.max_hbm_bytes
         return _ops.library().dynemb_served_table(
-            table=self._name, resource_name=resource_name, **_as_attributes(self._attributes)
+            table=self._name, resource_name=resource_name, **attributes
         )
 
     def _initialize(self) -> tf.Operation | None:
@@ -269,7 +303,7 @@ class ServedTable(resource.TrackableResource):  # type: ignore[misc]
         text = wrappers_pb2.StringValue()
         proto.Unpack(text)
         saved = json.loads(text.value)
-        return cls(saved["attributes"], saved["name"])
+        return cls(saved["attributes"], saved["name"], _RESIDENCE.get())
 
     def _add_trackable_child(self, name: str, value: Any) -> None:
         # The restored functions do what the methods of this class do.

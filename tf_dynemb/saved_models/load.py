@@ -1,0 +1,58 @@
+"""load_saved_model: loads a SavedModel with its tables in the memory of a GPU, or of the host."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import tensorflow as tf
+
+from tf_dynemb.parallel import placement
+from tf_dynemb.variables import served
+
+_HBM_GB = 16.0
+
+
+def load_saved_model(
+    path: str | os.PathLike[str],
+    device: str = "CPU",
+    max_hbm_for_vectors: float = _HBM_GB,
+    **options: Any,
+) -> Any:
+    """Loads a SavedModel, as `tf.saved_model.load` does, with its tables on a device.
+
+    On a GPU, a lookup of ids in GPU memory neither copies them to the host nor waits for it. The
+    keys of a table and its first vectors, as far as `max_hbm_for_vectors` allows, are copied into
+    GPU memory; kernels read its other vectors in the host's memory. Outputs have the bits that they
+    have on the CPU, as far as TensorFlow's own operators do. A snapshot that the model applies is
+    copied before requests use it, so that no lookup waits; only what has changed is copied.
+
+    All blocks of the tables' files are verified when the model is loaded. If GPU memory runs out,
+    the load fails, or the snapshot is not applied, as if it were damaged. TensorFlow's own
+    allocator takes most of the memory of a GPU at first, unless it is told not to (docs/gpu.md).
+
+    Args:
+        path: the directory of the SavedModel.
+        device: "CPU", or a GPU that TensorFlow sees, such as "GPU:0".
+        max_hbm_for_vectors: the GB (2^30 bytes) of GPU memory for the vectors of each table. An
+            eighth is for rows that later snapshots change. Keys and their index are in addition:
+            about 20 bytes for each row.
+        **options: further arguments of `tf.saved_model.load`.
+
+    Returns:
+        What `tf.saved_model.load` returns.
+
+    Raises:
+        ValueError: there is no such device, or the operators were built without CUDA; or
+            `max_hbm_for_vectors` is not a number of GB in [0, 2^32).
+        tf.errors.ResourceExhaustedError: the memory of the GPU is too small.
+    """
+    if isinstance(max_hbm_for_vectors, bool) or not 0 <= max_hbm_for_vectors < 2**32:
+        raise ValueError(
+            f"max_hbm_for_vectors must be a number of GB in [0, 2^32), got {max_hbm_for_vectors!r}."
+        )
+    residence = served.Residence(
+        placement.existing_device(device), int(max_hbm_for_vectors * 2**30)
+    )
+    with served.loading(residence):
+        return tf.saved_model.load(os.fspath(path), **options)
