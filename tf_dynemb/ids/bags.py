@@ -69,13 +69,10 @@ def single(keys: tf.Tensor) -> Bags:
     Args:
         keys: [n].
     """
-    return Bags(
-        keys,
-        _ops.one_each(),
-        no_weights(),
-        tf.size(keys, out_type=tf.int64),
-        keys.shape[0],
-    )
+    shape = _shape_of(keys)
+    with _ops.on_host():
+        num_bags = shape[0]
+    return Bags(keys, _ops.one_each(), no_weights(), num_bags, keys.shape[0])
 
 
 def at_positions(
@@ -131,11 +128,13 @@ def _from_sparse(ids: tf.SparseTensor, weights: Any, key_type: tf.DType, name: s
             )
         _check_compatible(name, ids.shape, weights.shape)
         weights = _as_weights(weights.values, keys, name)
+    with _ops.on_host():
+        num_bags = ids.dense_shape[0]
     return Bags(
         keys,
         ids.indices,
         no_weights() if weights is None else weights,
-        ids.dense_shape[0],
+        num_bags,
         tf.compat.dimension_value(ids.shape[0]) if ids.shape.rank is not None else None,
     )
 
@@ -146,7 +145,9 @@ def _from_ragged(ids: tf.RaggedTensor, weights: Any, key_type: tf.DType, name: s
             f"{name} must be a RaggedTensor of two dimensions, got the shape {ids.shape}."
         )
     keys = cast_keys(ids.values, key_type, name)
-    splits = tf.cast(ids.row_splits, tf.int64)
+    with _ops.on_host():
+        splits = tf.cast(ids.row_splits, tf.int64)
+        num_bags = tf.cast(ids.nrows(), tf.int64)
     if weights is not None:
         if not isinstance(weights, tf.RaggedTensor):
             raise TypeError(
@@ -163,7 +164,7 @@ def _from_ragged(ids: tf.RaggedTensor, weights: Any, key_type: tf.DType, name: s
         keys,
         splits,
         no_weights() if weights is None else weights,
-        tf.cast(ids.nrows(), tf.int64),
+        num_bags,
         tf.compat.dimension_value(ids.shape[0]),
     )
 
@@ -183,7 +184,7 @@ def _from_dense(ids: Any, weights: Any, key_type: tf.DType, name: str) -> Bags:
             raise TypeError(f"sp_weights must be floating point, got {weights.dtype.name}.")
         weights = tf.reshape(tf.cast(weights, tf.float32), [-1])
     keys = tf.reshape(ids, [-1])
-    shape = tf.shape(ids, out_type=tf.int64)  # in the host's memory, wherever the ids are
+    shape = _shape_of(ids)
     with _ops.on_host():
         hotness = _ops.one_each() if ids.shape.rank == 1 else shape[1]
         num_bags = shape[0]
@@ -194,6 +195,14 @@ def _from_dense(ids: Any, weights: Any, key_type: tf.DType, name: str) -> Bags:
         num_bags,
         tf.compat.dimension_value(ids.shape[0]),
     )
+
+
+def _shape_of(ids: tf.Tensor) -> tf.Tensor:
+    """Returns the shape of ids, int64, in the host's memory, wherever the ids are."""
+    if ids.shape.is_fully_defined():
+        with _ops.on_host():
+            return tf.constant(ids.shape.as_list(), tf.int64)
+    return tf.shape(ids, out_type=tf.int64)
 
 
 def _as_weights(values: tf.Tensor, keys: tf.Tensor, name: str) -> tf.Tensor:
