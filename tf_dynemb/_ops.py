@@ -109,12 +109,12 @@ def on(device: str) -> contextlib.AbstractContextManager[object, None]:
     It is for operators without a handle, which TensorFlow would otherwise run on a GPU if there is
     one, even if their table is elsewhere; and for operators whose gradient is such an operator.
 
-    In the graphs of a model that is exported, operators have no device: a loaded model has its
-    tables in the host's memory, on any machine.
+    In the graphs of a model that is exported, operators have no device but the CPU: the process
+    that loads the model decides where its tables are.
     """
-    if not device or not context.num_gpus():
-        return contextlib.nullcontext()
     if not tf.executing_eagerly() and is_saving_model():
+        return tf.device(CPU) if device == CPU else contextlib.nullcontext()
+    if not device or not context.num_gpus():
         return contextlib.nullcontext()
     scope: contextlib.AbstractContextManager[object, None] = tf.device(device)
     return scope

@@ -174,11 +174,18 @@ void ServedModel::Detach(size_t number) {
   if (getpid() != pid_) return;
   std::lock_guard<std::mutex> applying(applying_);
   attached_[number] = nullptr;
+  auto without = std::make_shared<ServedState>(*state());
+  without->tables[number] = nullptr;
+  std::shared_ptr<const ServedState> before = std::move(without);  // freed after the lock
+  std::lock_guard<std::mutex> lock(mutex_);
+  now_.state.swap(before);
 }
 
 Status ServedModel::Publish(Exec& exec, const ServedState& next) {
   const std::shared_ptr<const ServedState> now = state();
   auto published = std::make_shared<ServedState>(next);
+  // First: the rows of a state that is refused need not be brought to a place.
+  DYNEMB_RETURN_IF_ERROR(ReadDense(exec, next, now.get(), &published->dense));
   published->tables.clear();
   for (const auto& table : attached_) {
     const size_t number = published->tables.size();
@@ -194,11 +201,15 @@ Status ServedModel::Publish(Exec& exec, const ServedState& next) {
     Status status = table->WithRows(rows->second, before, &published->tables.back());
     if (!status.ok()) return Status(status.code(), next.last.directory + ": " + status.message());
   }
-  DYNEMB_RETURN_IF_ERROR(ReadDense(exec, next, now.get(), &published->dense));
-  if (now != nullptr && now->last.id != next.last.id) StartThread();  // which forgets its rows
+  const bool is_same = now != nullptr && now->last.id == next.last.id;
+  if (now != nullptr && !is_same) StartThread();  // which forgets its rows
   const auto time = std::chrono::steady_clock::now();
   std::vector<Used> forgotten;  // freed after the lock
   std::lock_guard<std::mutex> lock(mutex_);
+  if (is_same) {
+    now_.state = std::move(published);
+    return Status();
+  }
   now_.replaced = time;
   if (now_.state != nullptr) before_.push_front(std::move(now_));
   now_ = Used();
@@ -431,7 +442,9 @@ void ServedModel::RunThread() {
       } catch (const std::exception& error) {
         status = ResourceExhausted(options_.follow + ": " + error.what());
       }
-      poll = Clock::now() + pause;
+      // If memory has run out, the states that are forgotten meanwhile free some.
+      const bool waits = status.code() == Code::kResourceExhausted;
+      poll = Clock::now() + (waits ? std::max<Clock::duration>(pause, kMemory) : pause);
     }
     lock.lock();
     if (polls) follow_error_ = std::move(status);

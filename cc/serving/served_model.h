@@ -4,10 +4,11 @@
 //    ├─ options of each table that operators opened (Attach)
 //    └─ state ──> ServedState, immutable: the last snapshot, and a ServedTable for each of them
 //
-// A state is replaced as a whole, under a mutex that is held for the copy of a pointer. A step (a
-// request) reads all tables as of one snapshot: the model remembers which steps have used a state
-// that it has replaced, for kMemory after that and for the last kStates states. The memory of a
-// state is freed with its last reference.
+// A state is replaced as a whole, under a mutex that is held for the copy of a pointer. (A state of
+// the same snapshot, in which a table was attached or detached, takes the place of the one before.)
+// A step (a request) reads all tables as of one snapshot: the model remembers which steps have used
+// a state that it has replaced, for kMemory after that and for the last kStates states. The memory
+// of a state is freed with its last reference.
 //
 // Apply prepares the next state without holding that mutex. Calls of Apply wait for each other.
 // Which snapshot is newer follows from the chain, never from a clock (docs/file_format.md, "The
@@ -80,7 +81,7 @@ class ServedModel {
   // such table, or one of other types.
   Status Attach(const ServedOptions& options, size_t* number);
 
-  // Removes a table from later states; the newest state keeps it.
+  // Removes a table from the newest state, and from later ones.
   void Detach(size_t number);
 
   // The newest state.

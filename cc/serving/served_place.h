@@ -19,7 +19,7 @@ class ServedPlace {
 
   // Creates a table with the rows of `table` in this place; when the call returns, they are there.
   // `before` is null, or a table that this place has created for the same options; both share the
-  // memory of sources that they have in common. Lookups in `before` are not delayed.
+  // memory of sources that they have in common. Lookups in `before` go on meanwhile.
   // ResourceExhausted names the memory that is missing.
   virtual Status Place(const ServedTable& table, const Table* before,
                        std::shared_ptr<Table>* placed) = 0;

@@ -29,6 +29,14 @@ DYNEMB_CLONES void Load(Place place, int64_t dim, float* vector) {
   LoadStored(place.format(), place.row(), dim, vector);
 }
 
+// Whether a delta that changed nothing is the only difference.
+bool HaveSameArrays(const TableRows& a, const TableRows& b) {
+  return std::equal(a.sources().begin(), a.sources().end(), b.sources().begin(), b.sources().end(),
+                    [](const RowSource& x, const RowSource& y) {
+                      return x.slots == y.slots && x.keys == y.keys && x.vectors == y.vectors;
+                    });
+}
+
 const char* Name(KeyType type) {
   return type == KeyType::kInt32 ? "int32" : type == KeyType::kUint64 ? "uint64" : "int64";
 }
@@ -88,7 +96,7 @@ Status ServedTable::WithRows(std::shared_ptr<const TableRows> rows, const Served
   made->counters_ = counters_;
   // A table of the same number may have been attached with other options.
   if (before != nullptr && before->counters_ != counters_) before = nullptr;
-  if (before != nullptr && before->rows_ == made->rows_) {
+  if (before != nullptr && HaveSameArrays(*before->rows_, *made->rows_)) {
     made->placed_ = before->placed_;
   } else if (served_.place != nullptr) {
     const Table* const earlier = before != nullptr ? before->placed_.get() : nullptr;

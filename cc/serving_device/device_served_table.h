@@ -1,25 +1,23 @@
 // DeviceServedTable: a served table (cc/serving/served_table.h) whose rows a device can access. It
 // never changes, so that lookups on several streams need neither a lock nor an order.
 //
-//   sources   one for each level and each shard, as on the host; those that an earlier state has
-//   are
-//             shared with its table
-//   vectors   in device memory as far as max_device_bytes allow: seven eighths of them for the rows
-//             of the base, of each shard the first ones; the rest for levels. All others are in
-//             host memory, from where kernels read them.
+//   sources   one for each level and each shard, as on the host. A table shares the sources that
+//             the table of an earlier state has.
+//   vectors   in device memory as far as max_device_bytes allow. Seven eighths of them are for the
+//             base, for the first rows of each shard; the rest is for levels. Kernels read all
+//             other vectors in page-locked host memory.
 //
-// Contract. The arrays of calls are in the device's memory; Exec gives the stream. Only stats()
-// waits for the device. A call that returns no Status reports its failure by Error(), once. All
-// files are verified before the table exists. Vectors have the bits of ServedTable's, except for
-// the bits of a NaN. The memory of a source is freed with the last table that has it, which waits
-// for the device.
+// Contract. The arrays of calls are in the device's memory; Exec gives the stream. Lookups give
+// work to the stream, and do not wait for it; stats() waits. A call that returns no Status reports
+// its failure by Error() to the thread that made the call. All files are verified before the table
+// exists. Vectors have the bits of ServedTable's, except for the bits of a NaN. The memory of a
+// source is freed with the last table that has it; that waits for all work of the device.
 #ifndef DYNEMB_SERVING_DEVICE_DEVICE_SERVED_TABLE_H_
 #define DYNEMB_SERVING_DEVICE_DEVICE_SERVED_TABLE_H_
 
 #include <algorithm>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -45,9 +43,10 @@ class DeviceServedTable final : public ReadOnlyTable {
   const RowLayout& layout() const override { return layout_; }
   uint64_t size() const override { return size_; }
   TableStats stats() const override;
+  // Of the last call of this thread, if that was one of this table; once.
   Status Error() const override {
-    std::lock_guard<std::mutex> lock(error_mutex_);
-    return std::exchange(error_, Status());
+    Failure& last = LastFailure();
+    return last.table == this ? std::exchange(last, Failure()).status : Status();
   }
 
   void Find(Exec& exec, KeySpan keys, Tick tick, RowId* rows) override;
@@ -101,21 +100,29 @@ class DeviceServedTable final : public ReadOnlyTable {
     const char** vectors = nullptr;
   };
 
+  // The table is not locked, so that several threads call it at a time. Operators ask for the error
+  // of a call on the thread that has made it.
+  struct Failure {
+    const void* table = nullptr;
+    Status status;
+  };
+  static Failure& LastFailure() {
+    static thread_local Failure last;
+    return last;
+  }
+
   explicit DeviceServedTable(Device& device) : device_(device) {}
   Status Init(const ServedTable& table, const DeviceServedTable* before);
   Status MakeCommon(Session& session, const ServedTable& table);
-  Status BringSources(Session& session, const ServedTable& table, const DeviceServedTable* before);
+  Status BringSources(const ServedTable& table, const DeviceServedTable* before);
   size_t vector_quads() const { return device::QuadsOfBytes(view_.vector_bytes()); }
 
   // Finds a batch of keys; *found is taken from the session. False, and Error() says why, if it
   // cannot.
   bool FindKeys(Session& session, const device::ServedView& view, KeySpan keys, bool counts,
                 RowId* rows, bool* contains, Found* found) const;
-  void Fail(const Status& status) const {
-    if (status.ok()) return;
-    std::lock_guard<std::mutex> lock(error_mutex_);
-    error_ = status;
-  }
+  // The result of a call, for Error().
+  void Finish(const Status& status) const { LastFailure() = {this, status}; }
 
   Device& device_;
   RowLayout layout_;
@@ -124,8 +131,6 @@ class DeviceServedTable final : public ReadOnlyTable {
   std::vector<std::shared_ptr<const Source>> sources_;
   typename Device::Range source_views_;
   device::ServedView view_;
-  mutable std::mutex error_mutex_;
-  mutable Status error_;
 };
 
 template <class Device>
@@ -144,16 +149,16 @@ Status DeviceServedTable<Device>::Init(const ServedTable& table, const DeviceSer
   layout_ = table.layout();
   size_ = table.size();
   slots_ = table.rows().slots();
-  // Operators do not wait for the device's own stream, so that this call does.
-  Session session(device_, {});
   if (before != nullptr) {
     common_ = before->common_;
   } else {
+    // Operators do not wait for the device's own stream, so that this call does.
+    Session session(device_, {});
     DYNEMB_RETURN_IF_ERROR(MakeCommon(session, table));
+    DYNEMB_RETURN_IF_ERROR(session.Synchronize());
   }
   view_ = common_->view;
-  DYNEMB_RETURN_IF_ERROR(BringSources(session, table, before));
-  return session.Synchronize();
+  return BringSources(table, before);
 }
 
 template <class Device>
@@ -188,7 +193,7 @@ Status DeviceServedTable<Device>::MakeCommon(Session& session, const ServedTable
 }
 
 template <class Device>
-Status DeviceServedTable<Device>::BringSources(Session& session, const ServedTable& table,
+Status DeviceServedTable<Device>::BringSources(const ServedTable& table,
                                                const DeviceServedTable* before) {
   const std::vector<RowSource>& sources = table.rows().sources();
   const size_t levels = table.rows().num_levels();
@@ -218,7 +223,7 @@ Status DeviceServedTable<Device>::BringSources(Session& session, const ServedTab
                             : share == 1.0
                                 ? bytes
                                 : static_cast<uint64_t>(share * static_cast<double>(bytes));
-      DYNEMB_RETURN_IF_ERROR(Source::Make(device_, session, table.rows(), source, left, &at));
+      DYNEMB_RETURN_IF_ERROR(Source::Make(device_, table.rows(), source, left, &at));
     }
     if (is_level) level_bytes += at->device_bytes();
   }
@@ -227,10 +232,11 @@ Status DeviceServedTable<Device>::BringSources(Session& session, const ServedTab
   const size_t bytes = views.size() * sizeof(device::ServedSource);
   DYNEMB_RETURN_IF_ERROR(AllocateRange(
       device_, bytes, "the sources of table '" + options_.name + "'", &source_views_));
+  Session session(device_, {});
   session.Copy(source_views_.data(), views.data(), bytes);
   view_.sources = reinterpret_cast<const device::ServedSource*>(source_views_.data());
   view_.num_sources = static_cast<uint32_t>(views.size());
-  return session.status();
+  return session.Synchronize();
 }
 
 template <class Device>
@@ -239,7 +245,7 @@ bool DeviceServedTable<Device>::FindKeys(Session& session, const device::ServedV
                                          Found* found) const {
   keys.CheckWidth(SizeOf(options_.key_type));
   if (const Status status = CheckBatch(keys.size()); !status.ok()) {
-    Fail(status);
+    Finish(status);
     return false;
   }
   const std::vector<device::ServedIds> ids = {{view, KeysAt(keys.data()), rows, contains}};
@@ -254,7 +260,7 @@ bool DeviceServedTable<Device>::FindKeys(Session& session, const device::ServedV
                     device::FindServed{parts, found != nullptr ? found->codes : nullptr,
                                        found != nullptr ? found->vectors : nullptr, counts});
   }
-  Fail(session.status());
+  Finish(session.status());
   return session.status().ok();
 }
 
@@ -287,7 +293,7 @@ void DeviceServedTable<Device>::Lookup(Exec& exec, KeySpan keys, Tick, const voi
                   device::CopyServed{{found.codes, found.vectors, true},
                                      VectorsOf(keys.data(), 0),
                                      static_cast<char*>(vectors)});
-  Fail(session.status());
+  Finish(session.status());
 }
 
 template <class Device>
@@ -300,7 +306,7 @@ void DeviceServedTable<Device>::ReadRows(Exec& exec, KeySpan keys, float* vector
       keys.size(), vector_quads(),
       device::LoadServed{
           {found.codes, found.vectors, false}, VectorsOf(keys.data(), 0), contains, vectors});
-  Fail(session.status());
+  Finish(session.status());
 }
 
 template <class Device>
@@ -308,7 +314,7 @@ void DeviceServedTable<Device>::Changed(Exec& exec, const RowId*, const RowId*, 
                                         Tick, bool* changed) const {
   Session session(device_, Device::StreamOf(exec));
   session.Fill(changed, 1, n);
-  Fail(session.status());
+  Finish(session.status());
 }
 
 template <class Device>
@@ -325,9 +331,7 @@ TableStats DeviceServedTable<Device>::stats() const {
   Session session(device_, {});
   auto* const counts = session.template Pinned<uint64_t>(2);
   if (counts != nullptr) session.Copy(counts, view_.hits, 2 * sizeof(*counts));
-  const Status status = session.Synchronize();
-  Fail(status);
-  if (status.ok() && counts != nullptr) {
+  if (session.Synchronize().ok() && counts != nullptr) {
     s.hits = counts[0];
     s.misses = counts[1];
   }

@@ -1,9 +1,9 @@
 // The view that kernels have of a served table: its sources (cc/serving/row_source.h) in memory
 // that they can access, the newest first. A source has
 //
-//   slots, keys             in device memory
-//   rows [0, split)         vectors, as they are stored in files (vector_format.h), in device
-//   memory rows [split, live)      likewise, in host memory
+//   slots, keys         in device memory
+//   rows [0, split)     in device memory: vectors, as files have them (vector_format.h)
+//   rows [split, live)  in host memory
 //
 // Which slots and entries an index may have was checked on the host, so that each search ends.
 #ifndef DYNEMB_SERVING_DEVICE_SERVED_VIEW_H_

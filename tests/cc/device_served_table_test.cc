@@ -67,6 +67,9 @@ TEST(DeviceServedTable, StatesShareMemory) {
     EXPECT_LT(devices.device.work().bytes - bytes, 1000u);
     ExpectSameAnswers<OnHost>(*world.table_, &random);
     Answers::Of<HostArrays>(*before->placed(), exec, asked).ExpectEqual(old);
+    const std::shared_ptr<Table> placed = world.table_->placed();
+    ASSERT_TRUE(world.Apply({}, {}).ok());
+    EXPECT_EQ(world.table_->placed(), placed) << "a delta without changes of the table";
     // The counters are those of all states.
     EXPECT_GE(world.table_->placed()->stats().hits, 100u);
   }
@@ -210,6 +213,29 @@ TEST(DeviceServedTable, NoMemoryForTheWorkOfACall) {
   ExpectSameAnswers<OnHost>(*world.table_, &random);
 }
 
+// A lookup that fails does not make one of another thread fail, whose error is asked for first.
+TEST(DeviceServedTable, AnErrorIsOfTheThreadThatCalled) {
+  Devices devices;
+  const TestTable shape = Shape(KeyType::kInt64, DType::kFloat32, 4);
+  ServedOptions options = Placed(OptionsOf(shape), &devices.place);
+  World world(shape, true, {}, &options);
+  ASSERT_TRUE(world.Apply({{1, 1.0f}}, {}).ok());
+  Table& table = *world.table_->placed();
+  const int64_t key = 1;
+  float vector[4];
+  RowId row;
+  SerialExec exec;
+  devices.device.FailTake(0);
+  table.Lookup(exec, {&key, 1}, 1, nullptr, vector, &row);
+  std::thread other([&] {
+    table.Lookup(exec, {&key, 1}, 1, nullptr, vector, &row);
+    EXPECT_TRUE(table.Error().ok());
+  });
+  other.join();
+  EXPECT_EQ(table.Error().code(), Code::kResourceExhausted);
+  EXPECT_TRUE(table.Error().ok());
+}
+
 // States of a model: lookups while snapshots are applied, and tables that come and go.
 class DeviceServedModelTest : public testing_served::ServedModelTest {
  protected:
@@ -270,6 +296,45 @@ TEST_F(DeviceServedModelTest, LookupsWhileDeltasAreApplied) {
   for (std::thread& reader : readers) reader.join();
   EXPECT_EQ(mixed, 0);
   EXPECT_EQ(PlacedValue(*model_->state(), numbers[0]), 20.0f);
+}
+
+// A model that is loaded twice shares its files, and frees the tables of the load that ends.
+TEST_F(DeviceServedModelTest, TablesThatAreDetachedFreeTheirMemory) {
+  ASSERT_TRUE(Open().ok());
+  size_t first[2], second[2];
+  for (size_t t = 0; t < 2; ++t) {
+    ASSERT_TRUE(model_->Attach(OptionsFor(testing_served::kTables[t]), &first[t]).ok());
+  }
+  const size_t used = devices_.device.used();
+  ASSERT_GT(used, 0u);
+  for (size_t t = 0; t < 2; ++t) {
+    ASSERT_TRUE(model_->Attach(OptionsFor(testing_served::kTables[t]), &second[t]).ok());
+  }
+  EXPECT_GT(devices_.device.used(), used);
+  for (const size_t number : first) model_->Detach(number);
+  EXPECT_EQ(devices_.device.used(), used);
+  EXPECT_EQ(PlacedValue(*model_->state(), second[1]), 1.0f);
+  for (const size_t number : second) model_->Detach(number);
+  EXPECT_EQ(devices_.device.used(), 0u);
+}
+
+// A snapshot that does not fit changes nothing.
+TEST_F(DeviceServedModelTest, ASnapshotThatDoesNotFit) {
+  Devices small{ThreadsDevice(3000)};
+  ASSERT_TRUE(Open().ok());
+  size_t number = 9;
+  ServedOptions options = Placed(OptionsOf(testing_served::kTables[0]), &small.place);
+  ASSERT_TRUE(model_->Attach(options, &number).ok());
+  testing_served::Snapshot delta = testing_served::Of("delta", 2, 2.0f);
+  for (uint64_t key = 50; key < 1000; ++key) delta.tables[0].shards[0].rows[key] = 2.0f;
+  delta.Publish(tables_);
+  uint64_t count = 9;
+  const Status status = Apply(tables_, &count);
+  EXPECT_EQ(status.code(), Code::kResourceExhausted);
+  EXPECT_NE(status.message().find("table 'item' take "), std::string::npos) << status.message();
+  EXPECT_EQ(count, 0u);
+  EXPECT_EQ(PlacedValue(*model_->state(), number), 1.0f);
+  model_.reset();
 }
 
 // A number that is given to a table with other options shares nothing with the table before.

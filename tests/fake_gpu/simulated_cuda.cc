@@ -6,6 +6,7 @@
 #include "cc/device/stream_exec.h"
 #include "cc/serving_device/cuda_served.h"
 #include "tests/simulated/simulated_place.h"
+#include "tests/simulated/simulated_served.h"
 
 namespace dynemb {
 

@@ -245,7 +245,7 @@ def test_servers_that_do_not_start(served, arguments, message):
         (["--model=a=x", "--max-rows=x"], "invalid"),
         (["--model=..=x"], "is not NAME=PATH"),
         (["--model=a=x", "--grpc-port=70000"], "is not a port"),
-        (["--model=a=x", "--drain-seconds=nan"], "is not a number of seconds"),
+        (["--model=a=x", "--drain-seconds=nan"], "is not a number of at least 0"),
         (["--model=a=x", "--tls-cert=y"], "pass both"),
     ],
 )

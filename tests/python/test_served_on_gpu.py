@@ -5,6 +5,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from device_graphs import made_elsewhere, nodes_of
+from tensorflow.python.saved_model import loader_impl
 from test_saved_models import assert_same_bits
 
 import tf_dynemb as de
@@ -147,6 +149,20 @@ def test_snapshots_are_applied(tmp_path, limit):
 
 
 @on_gpu
+def test_bags_of_a_request_are_made_on_the_host(exported):
+    """In the exported graph, whatever kernels TensorFlow has."""
+    _, folder = exported
+    loaded = de.load_saved_model(folder / "model", "GPU:0")
+    dense, ragged, sparse = ids()
+    with tf.device("GPU:0"):
+        dense = tf.identity(dense)
+    nodes = nodes_of(lambda: loaded.serve(dense, ragged, sparse))
+    assert sum(node.op == "DynembLookupSparse" for node in nodes) == 3
+    (function,) = loaded.serve.concrete_functions
+    assert made_elsewhere(function) == []
+
+
+@on_gpu
 def test_a_keras_model(tmp_path):
     """Its dense weights follow, too; strings are ids; the server's model has the same outputs."""
     words = keras.Input([2], dtype="string", name="words")
@@ -180,9 +196,12 @@ def test_a_keras_model(tmp_path):
 def test_a_loaded_model_is_saved_again(tmp_path, exported):
     """Where its tables are belongs to the process, not to the model."""
     _, folder = exported
-    loaded = de.load_saved_model(folder / "model", "GPU:0")
+    loaded = de.load_saved_model(folder / "model", "GPU:0", 1)
     tf.saved_model.save(loaded, tmp_path / "again", signatures=loaded.signatures)
     again = de.load_saved_model(tmp_path / "again")
+    graphs = loader_impl.parse_saved_model(str(tmp_path / "again")).meta_graphs[0]
+    assert "GPU" not in str(graphs.object_graph_def)
+    assert "max_hbm_bytes" not in str(graphs.graph_def.library)
     name = "lookup_0"
     assert_same_bits(again.serve(*ids())[name], loaded.serve(*ids())[name])
 
@@ -190,7 +209,7 @@ def test_a_loaded_model_is_saved_again(tmp_path, exported):
 @on_gpu
 def test_devices_that_do_not_exist(exported):
     _, folder = exported
-    with pytest.raises(ValueError, match="no device 'GPU:7': TensorFlow sees the GPUs"):
+    with pytest.raises(ValueError, match=r"no device 'GPU:7': TensorFlow sees .*GPU:0"):
         de.load_saved_model(folder / "model", "GPU:7")
 
 
@@ -213,7 +232,7 @@ def test_a_machine_without_a_gpu(exported, monkeypatch):
     with pytest.raises(ValueError, match="needs code for a GPU, but this build"):
         de.load_saved_model(folder / "model", "GPU:0")
     monkeypatch.setattr(placement, "has_gpu_kernels", lambda: True)
-    with pytest.raises(ValueError, match=r"no device 'GPU:0': TensorFlow sees the GPUs \[\]"):
+    with pytest.raises(ValueError, match=r"no device 'GPU:0': TensorFlow sees \[\]"):
         de.load_saved_model(folder / "model", "GPU:0")
     loaded = de.load_saved_model(folder / "model", "CPU")
     expected = tf.saved_model.load(str(folder / "model")).serve(*ids())

@@ -4,7 +4,6 @@
 
 #include "cc/device/device_exchange.h"
 #include "cc/device/device_lookups.h"
-#include "cc/serving_device/device_served_lookups.h"
 #include "tests/simulated/simulated_tables.h"
 
 namespace dynemb {
@@ -30,11 +29,6 @@ Lookups& SimulatedLookups() {
 Exchange& SimulatedExchange() {
   static Exchange* const exchange = new DeviceExchange<ThreadsDevice>(Device());
   return *exchange;
-}
-
-ServedPlace& SimulatedServedPlace() {
-  static ServedPlace* const place = new DeviceServedPlace<ThreadsDevice>(Device());
-  return *place;
 }
 
 }  // namespace dynemb

@@ -7,7 +7,6 @@
 
 #include "cc/lookup/exchange.h"
 #include "cc/lookup/lookups.h"
-#include "cc/serving/served_place.h"
 #include "cc/table/status.h"
 #include "cc/table/table.h"
 
@@ -23,9 +22,6 @@ Lookups& SimulatedLookups();
 
 // The Exchange of the device. Lives as long as the process.
 Exchange& SimulatedExchange();
-
-// The place of served tables on the device. Lives as long as the process.
-ServedPlace& SimulatedServedPlace();
 
 }  // namespace dynemb
 

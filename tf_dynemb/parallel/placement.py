@@ -81,20 +81,20 @@ def existing_device(name: str) -> str:
         ValueError: there is no such device, or the operators have no kernels for it.
     """
     try:
-        spec = tf.DeviceSpec.from_string(name)
+        wanted = tf.DeviceSpec.from_string(name)
     except (AttributeError, ValueError):
-        spec = tf.DeviceSpec()
-    if spec.device_type == "CPU":
-        return CPU
-    if spec.device_type != "GPU":
+        wanted = tf.DeviceSpec()
+    if wanted.device_type not in ("CPU", "GPU"):
         raise ValueError(f"device must be 'CPU', or a GPU such as 'GPU:0', got {name!r}.")
-    if not has_gpu_kernels():
+    if wanted.device_type == "GPU" and not has_gpu_kernels():
         raise ValueError(f"device={name!r} needs code for a GPU, but {_NO_DEVICE_CODE}.")
-    gpus = [gpu.name for gpu in tf.config.list_logical_devices("GPU")]
-    for gpu in gpus:
-        if tf.DeviceSpec.from_string(gpu).device_index == (spec.device_index or 0):
-            return _short(gpu)
-    raise ValueError(f"there is no device {name!r}: TensorFlow sees the GPUs {gpus}.")
+    devices = [each.name for each in tf.config.list_logical_devices(wanted.device_type)]
+    for device in devices:
+        there = tf.DeviceSpec.from_string(device)
+        parts = ("job", "replica", "task", "device_index")
+        if all(getattr(wanted, part) in (None, getattr(there, part)) for part in parts):
+            return _short(device)
+    raise ValueError(f"there is no device {name!r}: TensorFlow sees {devices}.")
 
 
 @functools.cache

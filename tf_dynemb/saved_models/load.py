@@ -23,20 +23,20 @@ def load_saved_model(
 
     On a GPU, a lookup of ids in GPU memory neither copies them to the host nor waits for it. The
     keys of a table and its first vectors, as far as `max_hbm_for_vectors` allows, are copied into
-    GPU memory; kernels read its other vectors in the host's memory. Outputs have the bits that they
-    have on the CPU, as far as TensorFlow's own operators do. A snapshot that the model applies is
-    copied before requests use it, so that no lookup waits; only what has changed is copied.
+    GPU memory; its other vectors into page-locked memory of the host, where kernels read them. All
+    blocks of the files are verified. Outputs have the bits that they have on the CPU, as far as
+    TensorFlow's own operators do. A snapshot that the model applies is copied before requests use
+    it; requests go on meanwhile.
 
-    All blocks of the tables' files are verified when the model is loaded. If GPU memory runs out,
-    the load fails, or the snapshot is not applied, as if it were damaged. TensorFlow's own
-    allocator takes most of the memory of a GPU at first, unless it is told not to (docs/gpu.md).
+    If memory runs out, the load fails, or the snapshot is not applied. TensorFlow's own allocator
+    takes most of the memory of a GPU at first, unless it is told not to (docs/gpu.md, "Memory").
 
     Args:
         path: the directory of the SavedModel.
         device: "CPU", or a GPU that TensorFlow sees, such as "GPU:0".
-        max_hbm_for_vectors: the GB (2^30 bytes) of GPU memory for the vectors of each table. An
-            eighth is for rows that later snapshots change. Keys and their index are in addition:
-            about 20 bytes for each row.
+        max_hbm_for_vectors: the GB (2^30 bytes) of GPU memory for the vectors of each table, as of
+            one snapshot. An eighth is for rows that later snapshots change. Keys and their index
+            are in addition: 16 to 24 bytes for each row.
         **options: further arguments of `tf.saved_model.load`.
 
     Returns:
@@ -45,7 +45,8 @@ def load_saved_model(
     Raises:
         ValueError: there is no such device, or the operators were built without CUDA; or
             `max_hbm_for_vectors` is not a number of GB in [0, 2^32).
-        tf.errors.ResourceExhaustedError: the memory of the GPU is too small.
+        tf.errors.ResourceExhaustedError: the memory of the GPU is too small, or that of the host
+            for the other vectors.
     """
     if isinstance(max_hbm_for_vectors, bool) or not 0 <= max_hbm_for_vectors < 2**32:
         raise ValueError(

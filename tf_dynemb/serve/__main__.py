@@ -97,7 +97,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     models.add_argument(
         "--max-hbm-for-vectors",
-        type=_positive(float),
+        type=_not_negative,
         default=16.0,
         metavar="GB",
         help="GB of GPU memory for the vectors of each table, if --device is a GPU; default: 16",
@@ -164,7 +164,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     limits.add_argument(
         "--drain-seconds",
-        type=_seconds,
+        type=_not_negative,
         default=5.0,
         metavar="S",
         help="after SIGTERM: not ready, but answering, for so long; default: 5",
@@ -198,11 +198,11 @@ def _port(text: str) -> int:
     return port
 
 
-def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not 0 <= seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds")
-    return seconds
+def _not_negative(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not a number of at least 0")
+    return value
 
 
 def _positive(kind: type[int] | type[float]) -> Callable[[str], int | float]:

@@ -112,10 +112,12 @@ class Signature:
     def __call__(self, values: Mapping[str, Value]) -> tuple[dict[str, Array], Watermark]:
         """Returns the outputs by name, and the snapshot that they were computed from."""
         given = (part for name in self.inputs for part in values[name])
-        tensors = [
-            tf.constant(part) if part.dtype != object else tf.constant(part, tf.string)
-            for part in given
-        ]
+        # Eagerly on a GPU, TensorFlow could mix up the tensors of several threads (docs/gpu.md).
+        with tf.device("CPU"):
+            tensors = [
+                tf.constant(part) if part.dtype != object else tf.constant(part, tf.string)
+                for part in given
+            ]
         outputs, state = self._answer(*tensors)
         found = {name: output.numpy() for name, output in outputs.items()}
         return found, Watermark.of(state) if state else Watermark()

@@ -17,6 +17,7 @@ from collections.abc import Coroutine, Iterator
 from typing import Any
 
 import grpc
+import tensorflow as tf
 import uvicorn
 from prometheus_client import REGISTRY
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -255,8 +256,12 @@ def _models(
     limits = Limits(options.max_rows, options.max_elements, options.timeout_seconds)
     joins = {"auto": None, "on": True, "off": False}[options.batching]
     try:
+        if options.device != "CPU":
+            # Otherwise TensorFlow takes nearly all memory of the GPU, and none is left for tables.
+            for gpu in tf.config.list_physical_devices("GPU"):
+                tf.config.experimental.set_memory_growth(gpu, True)
         existing_device(options.device)
-    except ValueError as error:
+    except (RuntimeError, ValueError) as error:
         raise ServerError(f"--device: {error}") from error
     residence = {
         "device": options.device,

@@ -254,7 +254,8 @@ class ServedTable(resource.TrackableResource):  # type: ignore[misc]
 
     def _create_resource(self, resource_name: str = "") -> tf.Tensor:
         attributes = _as_attributes(self._attributes)
-        if self._residence.device != _ops.CPU:
+        # The graph of a model does not say where its tables are.
+        if self._residence.device != _ops.CPU and tf.executing_eagerly():
             attributes["max_hbm_bytes"] = self._residence.max_hbm_bytes
         return _ops.library().dynemb_served_table(
             table=self._name, resource_name=resource_name, **attributes
@@ -295,6 +296,8 @@ class ServedTable(resource.TrackableResource):  # type: ignore[misc]
         return [self.resource_handle]
 
     def _serialize_to_proto(self, object_proto: Any = None, **_: Any) -> Any:
+        if object_proto is not None:
+            object_proto.resource.device = "CPU"
         saved = json.dumps({"name": self._name, "attributes": self._attributes})
         return wrappers_pb2.StringValue(value=saved)
 
