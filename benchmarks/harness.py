@@ -156,7 +156,7 @@ def describe_machine() -> str:
             name = line.partition(":")[2].strip()
             break
     packages = []
-    for package in ("tensorflow", "tensorflow-cpu", "keras", "numpy"):
+    for package in ("tensorflow", "tensorflow-cpu", "keras", "numpy", "torch", "fbgemm-gpu-cpu"):
         try:
             packages.append(f"{package} {version(package)}")
         except PackageNotFoundError:
@@ -175,10 +175,15 @@ def _figure(value: float | None) -> str:
     return f"{value:.4g}"
 
 
+def _ratio_width(title: str) -> int:
+    return max(9, len(title) + 1)
+
+
 def contenders_of(results: Iterable[Result]) -> list[str]:
-    """Returns the usual contenders, and the others that took part."""
+    """Returns the contenders that took part: the usual ones first."""
     present = {name for result in results for name in result.values}
-    return [*CONTENDERS, *sorted(present.difference(CONTENDERS))]
+    usual = [name for name in CONTENDERS if name in present]
+    return [*usual, *sorted(present.difference(CONTENDERS))]
 
 
 def merge(results: Iterable[Result]) -> list[Result]:
@@ -199,13 +204,14 @@ def table_lines(results: Iterable[Result]) -> Iterable[str]:
     """Formats the results as a table of fixed width."""
     results = list(results)
     columns = contenders_of(results)
-    peers = [name for name in columns if name != OURS]
+    peers = [name for name in columns if name != OURS] if OURS in columns else []
     width = max([58, *(len(result.case) + 1 for result in results)])
     head = f"{'case':{width}}{'unit':>12}"
     for name in columns:
         head += f"{name:>16}{'±':>5}"
-    for peer in peers:
-        head += f"{'x ' + RATIO_NAMES.get(peer, peer):>9}"
+    ratios = {peer: f"x {RATIO_NAMES.get(peer, peer)}" for peer in peers}
+    for title in ratios.values():
+        head += f"{title:>{_ratio_width(title)}}"
     yield head
     yield "-" * len(head)
     for result in results:
@@ -214,9 +220,10 @@ def table_lines(results: Iterable[Result]) -> Iterable[str]:
             median = result.median(name)
             spread = "" if median is None else f"{result.spread(name):.0%}"
             line += f"{_figure(median):>16}{spread:>5}"
-        for peer in peers:
+        for peer, title in ratios.items():
             ratio = result.ratio(peer)
-            line += f"{'-' if ratio is None else format(ratio, '.2f'):>9}"
+            text = "-" if ratio is None else format(ratio, ".2f")
+            line += f"{text:>{_ratio_width(title)}}"
         yield line
 
 
