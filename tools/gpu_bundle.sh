@@ -50,7 +50,7 @@ standalone() {
 # Builds the programs of some packages, and lays them out in $PLACE. $1 is the package of find_gpu.
 stage() {
   local tests benchmarks
-  tests=$(targets "cc_test rule" "$2" | grep -v -e ':load_test$' -e ':fake_cuda_test$')
+  tests=$(targets "cc_test rule" "$2" | grep -v -e ':load_[a-z0-9_]*$' -e ':fake_cuda[0-9]*_test$')
   benchmarks=$(targets "cc_binary rule" "$2" | grep '_benchmark$' || true)
   bazel_build "$1:find_gpu" $tests $benchmarks
   rm -rf "$PLACE"
