@@ -2,7 +2,7 @@
 
 - docs/figures/life.svg: a table from training to serving.
 - docs/figures/speed.svg: speed relative to the peers, from a committed table of benchmarks/results.
-- docs/figures/memory.svg: bytes of a row beyond its content, from the same table.
+- docs/figures/memory.svg: bytes of a row beyond its content, from another one.
 
 The same results give the same bytes, so that a test can tell whether the figures are current.
 """
@@ -21,10 +21,16 @@ import matplotlib.pyplot as plt
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "benchmarks" / "results" / "2026-11-21_cpu.txt"
+RESULTS = ROOT / "benchmarks" / "results"
+SPEED, OF_MEMORY = RESULTS / "2026-11-30_cpu_epyc_peers.txt", RESULTS / "2026-11-21_cpu.txt"
 FIGURES = ROOT / "docs" / "figures"
 
-PEERS = {"DenseHashTable": "#9aa5b1", "TFRA": "#d98e4a", "static": "#6aa6a0"}
+PEERS = {
+    "DenseHashTable": "#9aa5b1",
+    "TFRA": "#d98e4a",
+    "static": "#6aa6a0",
+    "FBGEMM": "#b58bb5",
+}
 OURS, INK = "#2f5d8c", "#222222"
 CASES = {
     "lookup, uniform, dim 16": "lookup",
@@ -46,7 +52,8 @@ def read_results(path: pathlib.Path) -> dict[str, dict[str, float]]:
     """Returns the figures of a table of benchmarks/results, by case and contender."""
     lines = path.read_text("utf-8").splitlines()
     first = next(i for i, line in enumerate(lines) if line.startswith("case  "))
-    names = [name for name in re.split(r"\s{2,}", lines[first].strip()) if name != "±"][2:6]
+    head = [name for name in re.split(r"\s{2,}", lines[first].strip()) if name != "±"]
+    names = [name for name in head[2:] if not name.startswith("x ")]
     results = {}
     for line in lines[first + 2 :]:
         cells = re.split(r"\s{2,}", re.sub(r"\s+\d+%", "", line).strip())
@@ -62,22 +69,28 @@ def read_results(path: pathlib.Path) -> dict[str, dict[str, float]]:
 def draw_speed(results: dict[str, dict[str, float]]) -> Any:
     """A group of bars for each case: how many times faster than each peer."""
     figure, axes = plt.subplots(figsize=(8, 3.2))
-    width = 0.8 / len(PEERS)
+    width = 0.84 / len(PEERS)
+    labelled: set[str] = set()
     for number, (peer, color) in enumerate(PEERS.items()):
         for position, case in enumerate(CASES):
             values = results[case]
             if peer not in values:
                 continue
             ratio = values["tf_dynemb"] / values[peer]
-            x = position + (number - 1) * width
-            axes.bar(x, ratio, width * 0.92, color=color, label=peer if position == 0 else None)
+            x = position + (number - (len(PEERS) - 1) / 2) * width
+            label = peer if peer not in labelled else None
+            labelled.add(peer)
+            axes.bar(x, ratio, width * 0.92, color=color, label=label)
             axes.text(x, ratio + 0.1, f"{ratio:.1f}", ha="center", fontsize=7, color=INK)
     axes.axhline(1.0, color=OURS, linewidth=1)
     axes.set_xticks(range(len(CASES)), CASES.values(), fontsize=8)
     axes.set_ylabel("times faster than", fontsize=8)
     axes.tick_params(axis="y", labelsize=8)
     axes.spines[["top", "right"]].set_visible(False)
-    labels = {"static": "static tf.Variable (no hash table)"}
+    labels = {
+        "static": "static tf.Variable (no hash table)",
+        "FBGEMM": "FBGEMM, as in TorchRec (no hash table)",
+    }
     handles, peers = axes.get_legend_handles_labels()
     names = [labels.get(peer, peer) for peer in peers]
     axes.legend(handles, names, fontsize=8, frameon=False, loc="upper left")
@@ -166,9 +179,8 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     matplotlib.rcParams.update({"svg.hashsalt": "tf_dynemb", "svg.fonttype": "none"})
     save(draw_life(), folder / "life.svg")
-    results = read_results(RESULTS)
-    save(draw_speed(results), folder / "speed.svg")
-    save(draw_memory(results), folder / "memory.svg")
+    save(draw_speed(read_results(SPEED)), folder / "speed.svg")
+    save(draw_memory(read_results(OF_MEMORY)), folder / "memory.svg")
 
 
 if __name__ == "__main__":
