@@ -69,7 +69,6 @@ class DeviceServedTable final : public ReadOnlyTable {
     return LookupOrInsert(exec, keys, tick, vectors, rows);
   }
 
-  Device& device() const { return device_; }
   const device::ServedView& view() const { return view_; }
   // The vectors of ids that begin at first_id in the arrays of a ServedVectors.
   device::ServedVectors::Part VectorsOf(const void* keys, uint32_t first_id) const {

@@ -83,7 +83,7 @@ class DeviceSource {
                                      }));
     if (!check.IsSound()) {
       return DataLoss("the index of " + table +
-                      " is damaged: it has an entry without a key, or no " + "empty slot");
+                      " is damaged: an entry is of no key, or no slot is empty");
     }
     DYNEMB_RETURN_IF_ERROR(CopyArray(rows, source.keys_file, source.keys, keys_bytes,
                                      [&](size_t at, const char* from, size_t bytes) {
