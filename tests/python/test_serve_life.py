@@ -220,6 +220,8 @@ def test_a_second_signal_ends_the_drain(served):
             ["--model=ctr={served}/models", "--tls-cert={served}/x", "--tls-key={served}/x"],
             "--tls-cert",
         ),
+        (["--model=m={served}", "--device=TPU:0"], "--device: device must be 'CPU', or a GPU"),
+        (["--model=m={served}", "--device=GPU:9"], "--device: "),
     ],
 )
 def test_servers_that_do_not_start(served, arguments, message):
@@ -247,6 +249,7 @@ def test_servers_that_do_not_start(served, arguments, message):
         (["--model=a=x", "--grpc-port=70000"], "is not a port"),
         (["--model=a=x", "--drain-seconds=nan"], "is not a number of at least 0"),
         (["--model=a=x", "--tls-cert=y"], "pass both"),
+        (["--model=a=x", "--max-hbm-for-vectors=-1"], "is not a number of at least 0"),
     ],
 )
 def test_wrong_command_lines(capsys, arguments, message):
