@@ -25,6 +25,7 @@
 #include "cc/device/parts.h"
 #include "cc/serving/read_only_table.h"
 #include "cc/serving/served_table.h"
+#include "cc/serving_device/call_failure.h"
 #include "cc/serving_device/served_kernels.h"
 #include "cc/serving_device/served_source.h"
 #include "cc/serving_device/served_view.h"
@@ -45,8 +46,8 @@ class DeviceServedTable final : public ReadOnlyTable {
   TableStats stats() const override;
   // Of the last call of this thread, if that was one of this table; once.
   Status Error() const override {
-    Failure& last = LastFailure();
-    return last.table == this ? std::exchange(last, Failure()).status : Status();
+    CallFailure& last = LastCall();
+    return last.table == this ? std::exchange(last, CallFailure()).status : Status();
   }
 
   void Find(Exec& exec, KeySpan keys, Tick tick, RowId* rows) override;
@@ -99,17 +100,6 @@ class DeviceServedTable final : public ReadOnlyTable {
     const char** vectors = nullptr;
   };
 
-  // The table is not locked, so that several threads call it at a time. Operators ask for the error
-  // of a call on the thread that has made it.
-  struct Failure {
-    const void* table = nullptr;
-    Status status;
-  };
-  static Failure& LastFailure() {
-    static thread_local Failure last;
-    return last;
-  }
-
   explicit DeviceServedTable(Device& device) : device_(device) {}
   Status Init(const ServedTable& table, const DeviceServedTable* before);
   Status MakeCommon(Session& session, const ServedTable& table);
@@ -121,7 +111,7 @@ class DeviceServedTable final : public ReadOnlyTable {
   bool FindKeys(Session& session, const device::ServedView& view, KeySpan keys, bool counts,
                 RowId* rows, bool* contains, Found* found) const;
   // The result of a call, for Error().
-  void Finish(const Status& status) const { LastFailure() = {this, status}; }
+  void Finish(const Status& status) const { LastCall() = {this, status}; }
 
   Device& device_;
   RowLayout layout_;
