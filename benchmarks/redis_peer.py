@@ -24,22 +24,10 @@ import tensorflow as tf
 
 import tf_dynemb as de
 from benchmarks.harness import Result, finish, interleave, parser_for, use_threads
+from benchmarks.served_rows import Lookups
 
 REDIS, READER, MODEL = "Redis", "Reader", "SavedModel"
 CHUNK = 1 << 16
-
-
-class Lookups(tf.Module):
-    """A table, with the call of a request."""
-
-    def __init__(self, table: de.DynamicVariable) -> None:
-        super().__init__()
-        self.table = table
-
-    @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)])
-    def lookup(self, ids: Any) -> Any:
-        """Returns the vectors of these ids."""
-        return self.table.lookup(ids, insert=False)
 
 
 @contextlib.contextmanager
