@@ -94,8 +94,6 @@ Status ServedTable::WithRows(std::shared_ptr<const TableRows> rows, const Served
   made->absent_row_ = absent_row_;
   made->rows_ = std::move(rows);
   made->counters_ = counters_;
-  // A table of the same number may have been attached with other options.
-  if (before != nullptr && before->counters_ != counters_) before = nullptr;
   if (before != nullptr && HaveSameArrays(*before->rows_, *made->rows_)) {
     made->placed_ = before->placed_;
   } else if (served_.place != nullptr) {
