@@ -54,19 +54,25 @@ struct ReplaceSome {
 constexpr double kBucketBytes = 64;
 constexpr double kHeadBytes = 16;
 
-// [SHRINK] [--case TEXT]: log2 of the factor by which all sizes are divided, and a part of the
-// names of the cases to run.
+// [SHRINK] [--case TEXT] [--keys N]: log2 of the factor by which all sizes are divided, a part of
+// the names of the cases to run, and the keys of each table before they are divided.
 struct Arguments {
-  Arguments(int argc, char** argv, int default_shrink) : shrink(default_shrink) {
+  // default_keys: 0 if the benchmark has no --keys.
+  Arguments(int argc, char** argv, int default_shrink, uint64_t default_keys = 0)
+      : shrink(default_shrink), keys(default_keys) {
     for (int i = 1; i < argc; ++i) {
       const std::string argument = argv[i];
       if (argument == "--case" && i + 1 < argc) {
         only = argv[++i];
+      } else if (argument == "--keys" && default_keys != 0 && i + 1 < argc &&
+                 std::atoll(argv[i + 1]) > 0) {
+        keys = static_cast<uint64_t>(std::atoll(argv[++i]));
       } else if (!argument.empty() && argument.size() < 3 &&
                  argument.find_first_not_of("0123456789") == std::string::npos) {
         shrink = std::min(std::atoi(argv[i]), 20);
       } else {
-        std::fprintf(stderr, "usage: %s [SHRINK] [--case TEXT]\n", argv[0]);
+        std::fprintf(stderr, "usage: %s [SHRINK] [--case TEXT]%s\n", argv[0],
+                     default_keys != 0 ? " [--keys N]" : "");
         std::exit(2);
       }
     }
@@ -85,6 +91,7 @@ struct Arguments {
   }
 
   int shrink;
+  uint64_t keys;
   std::string only;
   bool any = false;  // whether a case has run
 };
@@ -122,6 +129,11 @@ class Bench {
     Session session(device_, Device::StreamOf(exec_));
     session.Fill(p, byte, bytes);
     Require(session.status());
+  }
+  void CopyToHost(void* to, const void* from, size_t bytes) {
+    Session session(device_, Device::StreamOf(exec_));
+    session.Copy(to, from, bytes);
+    Require(session.Synchronize());
   }
   void Wait() {
     Session session(device_, Device::StreamOf(exec_));

@@ -1,5 +1,6 @@
 // Training steps of ten tables in a device's memory, as published for dynamicemb: 1,048,570 ids in
-// total, drawn by zipf(1.05) from the 2^21 keys of each table. Rows have 8 to 128 float32, and the
+// total, drawn by zipf(1.05) from the 2^21 keys of each table (or --keys; dynamicemb's have 25.6
+// million). Rows have 8 to 128 float32, and the
 // state of Adagrad; rows of 128 float32 also have the state of SGD or of Adam. Either all rows or a
 // tenth of them are in the device's memory. With dim 128 there are three more cases: one row for
 // each distinct key of a batch of one id in each bag (hbm-batch1.0), 0.8 of these rows, or none. A
@@ -61,19 +62,20 @@ constexpr Optimizer kOptimizers[] = {{"sgd", OptimizerKind::kSgd, 0.0f},
                                      {"adagrad", OptimizerKind::kAdagrad, 0.1f},
                                      {"adam", OptimizerKind::kAdam, 0.0f}};
 
-// The rows that are in the device's memory, as a share of all.
+constexpr uint64_t kKeysOfTable = uint64_t{1} << 21;  // if there is no --keys
+
+// The rows that are in the device's memory.
 struct HbmShare {
   const char* name;
-  double rows;
+  double share;
+  bool of_batch;     // a share of the distinct keys of a batch, not of all keys
   bool only_widest;  // not for other dims than the widest
 };
-// The keys of a batch are 355,000 of 20,971,520.
-constexpr double kBatchShare = 355e3 / 20971520;
-constexpr HbmShare kHbmShares[] = {{"1.00", 1.0, false},
-                                   {"0.10", 0.1, false},
-                                   {"-batch1.0", kBatchShare, true},
-                                   {"-batch0.8", 0.8 * kBatchShare, true},
-                                   {"0.00", 0.0, true}};
+constexpr HbmShare kHbmShares[] = {{"1.00", 1.0, false, false},
+                                   {"0.10", 0.1, false, false},
+                                   {"-batch1.0", 1.0, true, true},
+                                   {"-batch0.8", 0.8, true, true},
+                                   {"0.00", 0.0, false, true}};
 
 template <class Device>
 class LookupsBenchmark {
@@ -90,7 +92,7 @@ class LookupsBenchmark {
         bench_(device, exec),
         arguments_(std::move(arguments)),
         shrink_(arguments_.shrink),
-        num_keys_(uint64_t{1} << (21 - shrink_)),
+        num_keys_(std::max<uint64_t>(1, arguments_.keys >> shrink_)),
         most_ids_(kTables * std::max(IdsOfTable(kHotnesses[0]), IdsOfTable(kHotnesses[1]))) {
     for (Batch& batch : batches_) {
       batch.keys = bench_.template Array<uint64_t>(most_ids_);
@@ -109,6 +111,7 @@ class LookupsBenchmark {
 
   void Run() {
     copy_ = bench_.CopyRate(size_t{1} << (30 - shrink_));
+    batch_keys_ = DistinctKeys();
     std::printf("%-5s %-8s %-9s %-8s %-4s %-9s %9s %9s %9s %9s %8s\n", "dim", "keys", "HBM",
                 "state", "bag", "call", "ms", "Mids/s", "MB", "GB/s", "of copy");
     for (const int64_t dim : {int64_t{8}, int64_t{32}, kMostDim}) {
@@ -160,8 +163,18 @@ class LookupsBenchmark {
     return spec;
   }
 
-  // Tables with num_keys_ keys each and room for twice as many, which suffices for every line.
-  void Fill(int64_t dim, double hbm_share) {
+  // The distinct keys of a table in a batch of one id in each bag.
+  size_t DistinctKeys() {
+    const size_t n = IdsOfTable(1);
+    bench_.ForEach(n, DrawZipf{++draws_ << 32, num_keys_, batches_[0].keys});
+    std::vector<uint64_t> keys(n);
+    bench_.CopyToHost(keys.data(), batches_[0].keys, n * sizeof(uint64_t));
+    std::sort(keys.begin(), keys.end());
+    return static_cast<size_t>(std::unique(keys.begin(), keys.end()) - keys.begin());
+  }
+
+  // Tables with num_keys_ keys each, and room for the new keys of all lines.
+  void Fill(int64_t dim, const HbmShare& hbm) {
     const StateSpec spec = Spec(dim);
     const auto state = std::accumulate(spec.widths.begin(), spec.widths.end(), int64_t{0});
     const RowLayout row(8, DType::kFloat32, dim, state, 16);
@@ -170,11 +183,12 @@ class LookupsBenchmark {
       TableOptions options;
       options.name = "benchmark";
       options.dim = dim;
-      options.init_capacity = options.max_capacity = static_cast<int64_t>(2 * num_keys_);
+      options.init_capacity = options.max_capacity =
+          static_cast<int64_t>(num_keys_ + std::min(num_keys_, uint64_t{1} << (21 - shrink_)));
       options.initializer = {{InitKind::kUniform, -1.0f, 1.0f}};
-      options.tier = hbm_share == 1.0 ? Tier::kHbm : Tier::kHybrid;
-      options.max_hbm_bytes =
-          static_cast<uint64_t>(hbm_share * static_cast<double>(num_keys_)) * row.stride;
+      const auto of = static_cast<double>(hbm.of_batch ? batch_keys_ : num_keys_);
+      options.tier = IsTiered(hbm) ? Tier::kHybrid : Tier::kHbm;
+      options.max_hbm_bytes = static_cast<uint64_t>(hbm.share * of) * row.stride;
       std::unique_ptr<Table> table;
       Require(make_(options, &table));
       Require(table->AttachState(exec_, spec));
@@ -299,8 +313,10 @@ class LookupsBenchmark {
     return all;
   }
 
+  static bool IsTiered(const HbmShare& hbm) { return hbm.of_batch || hbm.share < 1.0; }
+
   void RunTables(int64_t dim, const HbmShare& hbm) {
-    Fill(dim, hbm.rows);
+    Fill(dim, hbm);
     for (const size_t hotness : kHotnesses) {
       const size_t n = IdsOfTable(hotness);
       for (Bags& bags : bags_) {
@@ -313,7 +329,7 @@ class LookupsBenchmark {
   }
 
   void RunBags(const HbmShare& hbm) {
-    if (hbm.rows < 1.0) {
+    if (IsTiered(hbm)) {
       for (size_t read = 0; read < kTables * kWarmUp * num_keys_;) {
         Draw();
         for (Batch& batch : batches_) {
@@ -382,10 +398,10 @@ class LookupsBenchmark {
         of_bags + unique_with_new * found +
         n / kOneNewIn * (kBucketBytes + static_cast<double>(row.state_bytes()));
     const auto print = [&](const char* call, double seconds, double bytes) {
-      std::printf("%-5zu %zux2^%-3d %-9s %-8s %-4zu %-9s %9.3f %9.1f %9.2f %9.1f %7.1f%%\n", dim(),
-                  kTables, 21 - shrink_, hbm.name + (*hbm.name == '-'), optimizer_->name,
-                  bags_[0].hotness(), call, seconds * 1e3, n / seconds / 1e6, bytes / 1e6,
-                  bytes / seconds / 1e9, 100 * bytes / seconds / copy_);
+      std::printf("%-5zu %zux%-6.3g %-9s %-8s %-4zu %-9s %9.3f %9.1f %9.2f %9.1f %7.1f%%\n", dim(),
+                  kTables, static_cast<double>(num_keys_), hbm.name + (*hbm.name == '-'),
+                  optimizer_->name, bags_[0].hotness(), call, seconds * 1e3, n / seconds / 1e6,
+                  bytes / 1e6, bytes / seconds / 1e9, 100 * bytes / seconds / copy_);
     };
     print("pool", pool_seconds, pool_bytes);
     print("pool new", new_seconds, new_bytes);
@@ -396,7 +412,7 @@ class LookupsBenchmark {
     print("step", step_seconds, pool_bytes + pooled_bytes);
     print("step of 3", step_of_3_seconds, pool_bytes + backward_bytes + apply_bytes);
     std::printf("      %.0f ids, %.0f keys", n, unique);
-    if (hbm.rows < 1.0) {
+    if (IsTiered(hbm)) {
       std::printf("; %.1f %% of pool's reads hit the device tier; %llu rows had moved there",
                   100.0 * static_cast<double>(after.device_hits - before.device_hits) /
                       static_cast<double>(after.hits - before.hits),
@@ -419,6 +435,7 @@ class LookupsBenchmark {
   const Optimizer* optimizer_ = nullptr;  // of the tables
   const uint64_t num_keys_;               // per table
   const size_t most_ids_;
+  size_t batch_keys_ = 0;  // DistinctKeys
   Batch batches_[kBatches];
   float *pooled_, *upstream_, *sums_;  // of any batch
   std::vector<std::unique_ptr<Table>> tables_;

@@ -14,8 +14,8 @@ int main(int argc, char** argv) {
   const auto make = [&](const dynemb::TableOptions& options, auto* table) {
     return dynemb::DeviceTable<Device>::Make(options, &device, table);
   };
-  dynemb::benchmark_device::LookupsBenchmark<Device> benchmark(&device, &exec, &lookups, make,
-                                                               {argc, argv, 10});
+  dynemb::benchmark_device::LookupsBenchmark<Device> benchmark(
+      &device, &exec, &lookups, make, {argc, argv, 10, dynemb::benchmark_device::kKeysOfTable});
   benchmark.Run();
   return 0;
 }

@@ -21,8 +21,8 @@ int main(int argc, char** argv) {
     return dynemb::MakeCudaTable(options, 0, table);
   };
   dynemb::SerialExec exec;  // the device's own stream
-  dynemb::benchmark_device::LookupsBenchmark<dynemb::CudaDevice> benchmark(device, &exec, lookups,
-                                                                           make, {argc, argv, 0});
+  dynemb::benchmark_device::LookupsBenchmark<dynemb::CudaDevice> benchmark(
+      device, &exec, lookups, make, {argc, argv, 0, dynemb::benchmark_device::kKeysOfTable});
   benchmark.Run();
   return 0;
 }
