@@ -190,7 +190,7 @@ def main() -> None:
     parser.add_argument("--strategy", default="lru", help="evict_strategy: the rows in memory")
     parser.add_argument("--digest", action="store_true")
     args = parser.parse_args()
-    memory = args.share * args.rows * (12 + 2 * DIM * 4) / 2**30
+    memory = args.share * args.rows * (16 + 2 * DIM * 4) / 2**30
     if args.contender != "memory" and args.folder is None:
         parser.error("--folder is missing")
     if args.contender == "rocksdb" and args.digest:

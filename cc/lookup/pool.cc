@@ -12,9 +12,9 @@
 #include "cc/lookup/dispatch.h"
 #include "cc/lookup/held_rows.h"
 #include "cc/lookup/tasks.h"
-#include "cc/table/find_pass.h"
 #include "cc/table/phase.h"
 #include "cc/table/portability.h"
+#include "cc/table/row_prefetch.h"
 
 namespace dynemb {
 namespace {
@@ -153,14 +153,15 @@ template <class K, int64_t kDim>
 DYNEMB_CLONES void PoolBagsAgain(const PoolTask& task, const HashTable<K>& table, const K* keys,
                                  const size_t* bags, size_t n) {
   constexpr size_t kAhead = 16;
-  const size_t row_bytes =
-      std::min(table.layout().vector_offset + table.layout().vector_bytes(), kPrefetchMost);
+  const RowLayout& layout = table.layout();
+  const RowPrefetch prefetch(table.RowAt(0), layout.stride,
+                             layout.vector_offset + layout.vector_bytes());
   PoolVisitor<K, kDim> visit(task, table, false, bags[0]);
   IdsOfBags ahead(*task.bags, bags, n);
   const auto prefetch_next = [&] {
     if (ahead.at_end()) return;
     const RowId row = task.rows[ahead.position()];
-    if (!IsRefused(row)) PrefetchBytes(table.RowAt(row), row_bytes);
+    if (!IsRefused(row)) prefetch(table.RowAt(row));
     ahead.Next();
   };
   for (size_t i = 0; i < kAhead; ++i) prefetch_next();

@@ -23,8 +23,8 @@
 #include <cstdint>
 
 #include "cc/serving/verified_file.h"
-#include "cc/table/find_pass.h"
 #include "cc/table/hash.h"
+#include "cc/table/row_prefetch.h"
 #include "cc/table/unaligned.h"
 #include "cc/table/vector_format.h"
 
@@ -119,7 +119,7 @@ struct RowFlight {
     if (source.vectors_file != nullptr && !source.vectors_file->Ensure(row, source.row_bytes)) {
       return false;
     }
-    PrefetchBytes(row, std::min(source.row_bytes, kPrefetchMost));
+    RowPrefetch(source.vectors, source.row_bytes, source.row_bytes)(row);
     return true;
   }
 };

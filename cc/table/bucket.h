@@ -152,7 +152,7 @@ struct TableView {
     return buckets + static_cast<uint64_t>(segment) * kBucketsPerSegment;
   }
   DYNEMB_HD char* RowAt(RowId row) const { return rows + row * stride; }
-  // Rows are only 4-byte aligned, so a 64-bit key must not be read as one aligned word.
+  // The rows of a RowStore begin at multiples of 8 bytes, those of other views at multiples of 4.
   DYNEMB_HD K KeyAt(RowId row) const { return LoadUnaligned<K>(RowAt(row)); }
 };
 

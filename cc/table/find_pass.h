@@ -11,27 +11,16 @@
 #ifndef DYNEMB_TABLE_FIND_PASS_H_
 #define DYNEMB_TABLE_FIND_PASS_H_
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
 #include "cc/table/bucket_ops.h"
 #include "cc/table/expired.h"
 #include "cc/table/lanes.h"
+#include "cc/table/row_prefetch.h"
 #include "cc/table/score.h"
 
 namespace dynemb {
-
-// Prefetches the cache lines of [p, p + bytes), bytes > 0. It may prefetch the last line twice: the
-// number of lines depends on the alignment of p, so a branch on it would be unpredictable.
-inline void PrefetchBytes(const char* p, size_t bytes) {
-  for (size_t b = 0; b < bytes; b += 64) __builtin_prefetch(p + b);
-  __builtin_prefetch(p + bytes - 1);
-}
-
-// The number of bytes of a long row that are prefetched. The hardware's stream prefetchers fetch
-// the rest.
-constexpr size_t kPrefetchMost = 512;
 
 // Counts n finds of a slot. Other threads may do the same at the same time.
 inline void CountSlot(const Touch& touch, uint32_t n, Score* score) {
@@ -80,7 +69,7 @@ size_t FindPass(const TableView<K>& view, size_t row_bytes, const KeyAt& key_at,
     char* row_at;  // of the candidate
   };
   Flight ring[kRing];
-  row_bytes = std::min(row_bytes, kPrefetchMost);
+  const RowPrefetch prefetch(view.rows, view.stride, row_bytes);
   size_t num_expired = 0;
 
   const auto start = [&](size_t i) {
@@ -101,7 +90,7 @@ size_t FindPass(const TableView<K>& view, size_t row_bytes, const KeyAt& key_at,
         const uint32_t slot = LowestBit(mask);
         f.candidate = {bucket, slot, bucket->row[slot]};
         f.row_at = view.RowAt(f.candidate.row);
-        PrefetchBytes(f.row_at, row_bytes);
+        prefetch(f.row_at);
         return;
       }
       if (bucket->overflow() == 0) return;

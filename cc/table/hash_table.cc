@@ -163,7 +163,7 @@ void HashTable<K>::ReadRows(Exec& exec, KeySpan keys, float* vectors, float* sta
       }
     }
   };
-  FindBatch(exec, keys.As<K>(), keys.size(), Touch{}, ExpiredAt(0), layout().stride,
+  FindBatch(exec, keys.As<K>(), keys.size(), Touch{}, ExpiredAt(0), layout().bytes(),
             Counts::kNothing, Visitor{layout(), catch_up_, vectors, state, found});
   ForCold(keys, [&](size_t i, const ColdRow& row) {
     found[i] = true;

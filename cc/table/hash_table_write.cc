@@ -12,6 +12,7 @@
 #include "cc/table/hash_table.h"
 #include "cc/table/phase.h"
 #include "cc/table/rounding.h"
+#include "cc/table/row_prefetch.h"
 #include "cc/table/vector_buffer.h"
 
 namespace dynemb {
@@ -32,12 +33,12 @@ template <class Fn>
 void HashTable<K>::ForHeld(Exec& exec, const RowId* rows, const uint32_t* held, size_t num_held,
                            size_t row_bytes, const Fn& fn) {
   Phase phase("write rows");
-  row_bytes = std::min(row_bytes, kPrefetchMost);
+  const RowPrefetch prefetch(rows_.base(), layout().stride, row_bytes);
   exec.ParallelFor(num_held, kKeyGrain, [&](size_t begin, size_t end) {
     constexpr size_t kAhead = 12;
     const auto position = [held](size_t h) { return held != nullptr ? held[h] : h; };
     for (size_t h = begin; h < end; ++h) {
-      if (h + kAhead < end) PrefetchBytes(rows_.At(rows[position(h + kAhead)]), row_bytes);
+      if (h + kAhead < end) prefetch(rows_.At(rows[position(h + kAhead)]));
       const size_t i = position(h);
       fn(i, rows_.At(rows[i]));
     }
@@ -127,12 +128,12 @@ Status HashTable<K>::Accumulate(Exec& exec, KeySpan keys, const float* deltas, T
     DYNEMB_RETURN_IF_ERROR(InsertInitialAt(exec, {k, n, rows, now, tick, touch}, scratch.get()));
   }
   ++additions_;  // only now: a call that fails has changed nothing
-  const size_t row_bytes =
-      std::min(layout().vector_offset + layout().vector_bytes(), kPrefetchMost);
+  const RowPrefetch prefetch(rows_.base(), layout().stride,
+                             layout().vector_offset + layout().vector_bytes());
   exec.ParallelFor(n, kKeyGrain, [&](size_t begin, size_t end) {
     VectorBuffers::Lease loaded(&buffers_);
     for (size_t i = begin; i < end; ++i) {
-      if (i + 8 < end) PrefetchBytes(rows_.At(rows[i + 8]), row_bytes);
+      if (i + 8 < end) prefetch(rows_.At(rows[i + 8]));
       add(i, k[i], rows[i], loaded.get());
     }
   });
@@ -178,14 +179,14 @@ void HashTable<K>::ApplyRange(Exec&, const RowOptimizer& optimizer, KeySpan keys
   const K* const k = keys.As<K>();
   const auto dim = static_cast<size_t>(options_.dim);
   const Stamp now = stamps_.Encode(tick);
-  const size_t row_bytes = std::min(layout().stride, kPrefetchMost);
+  const RowPrefetch prefetch(rows_.base(), layout().stride, layout().bytes());
   VectorBuffers::Lease vector(&buffers_);
   const float mark = step_mark();
   uint64_t dropped = 0;
   uint64_t nonfinite = 0;
   for (size_t i = begin; i < end; ++i) {
     if (i + kAhead < end && rows[i + kAhead] < rows_.high_water()) {
-      PrefetchBytes(rows_.At(rows[i + kAhead]), row_bytes);
+      prefetch(rows_.At(rows[i + kAhead]));
     }
     if (!Holds(rows[i], k[i])) {
       dropped += !admission_.enabled();  // admission drops gradients by design
@@ -259,8 +260,8 @@ Status HashTable<K>::LoadPart(Exec& exec, const LoadedRows& loaded, Tick tick) {
     BeforeWrite(rows[i], *layout().update(row));
     write(i, row);
   };
-  ForHeld(exec, rows, held, n - missing, layout().stride, overwrite);
-  ForHeld(exec, rows, moved.data(), moved.size(), layout().stride, overwrite);
+  ForHeld(exec, rows, held, n - missing, layout().bytes(), overwrite);
+  ForHeld(exec, rows, moved.data(), moved.size(), layout().bytes(), overwrite);
   if (scoring_.has_epochs() && loaded.scores != nullptr) {
     for (size_t i = 0; i < n; ++i) scoring_.Adopt(loaded.scores[i]);
   }

@@ -4,10 +4,10 @@
 
 #include "cc/table/batch_scratch.h"
 #include "cc/table/codec.h"
-#include "cc/table/find_pass.h"
 #include "cc/table/host_table.h"
 #include "cc/table/phase.h"
 #include "cc/table/rounding.h"
+#include "cc/table/row_prefetch.h"
 #include "cc/table/scratch.h"
 
 namespace dynemb {
@@ -33,10 +33,10 @@ void HostTable::BringKeys(Exec& exec, KeySpan keys) {
   scratch->owned.ForWorkers(exec, n, [&](size_t, const uint32_t* i, const uint32_t* end) {
     constexpr ptrdiff_t kAhead = 8;
     const RowLayout& l = layout();
-    const size_t row_bytes = std::min(l.stride, kPrefetchMost);
+    const RowPrefetch prefetch(rows_.base(), l.stride, l.bytes());
     VectorBuffer unpacked(l.dim);
     for (; i != end; ++i) {
-      if (end - i > kAhead) PrefetchBytes(rows_.At(rows[i[kAhead]]), row_bytes);
+      if (end - i > kAhead) prefetch(rows_.At(rows[i[kAhead]]));
       BringRow(rows[*i], unpacked.get());
     }
   });

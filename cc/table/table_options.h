@@ -45,7 +45,7 @@ struct TableOptions {
   int64_t dim = 0;
   int64_t init_capacity = 1024;  // rows whose memory is committed at once
   int64_t max_capacity = 0;      // most rows; 0: limited by memory only
-  double max_load_factor = 0.85;
+  double max_load_factor = 0.88;
   EvictStrategy evict_strategy = EvictStrategy::kLru;
   int64_t epoch_steps = 0;  // inserting lookups per epoch; 0: only AdvanceEpoch begins epochs
   int64_t ttl = 0;          // the age at which a row expires, by ttl_clock; 0: rows do not expire

@@ -1,4 +1,4 @@
-// Reads and writes of words that are not aligned to their size (rows are packed to 4 bytes). On a
+// Reads and writes of words that are not aligned to their size, such as keys in files. On a
 // GPU, the address must be a multiple of 4, or of the size if that is smaller.
 #ifndef DYNEMB_TABLE_UNALIGNED_H_
 #define DYNEMB_TABLE_UNALIGNED_H_

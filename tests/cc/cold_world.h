@@ -100,7 +100,7 @@ class ColdWorld {
       EXPECT_EQ(row.key, keys[i]);
       const auto at = model.find(keys[i]);
       ASSERT_NE(at, model.end()) << keys[i];
-      EXPECT_TRUE(RowOf(row, layout.stride - layout.vector_offset) == at->second) << keys[i];
+      EXPECT_TRUE(RowOf(row, layout.content_bytes()) == at->second) << keys[i];
       EXPECT_TRUE(places->insert({keys[i], row.place}).second) << keys[i] << " twice";
     });
     if (!status.ok()) return status;

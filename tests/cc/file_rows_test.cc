@@ -35,7 +35,7 @@ struct ModelCut {
     for (const auto& [key, row] : world->model) {
       if (row.updated > after) rows.insert({key, row});
     }
-    content_bytes = world->layout.stride - world->layout.vector_offset;
+    content_bytes = world->layout.content_bytes();
     world->rows->BeginCut([after](const RowTimes& times) { return times.updated > after; });
     EXPECT_EQ(world->rows->CutRows(), rows.size());
     runs = true;
@@ -279,7 +279,7 @@ TEST_P(FileRowsTest, FilesStaySmall) {
     ExpectOk(world.Remove(world.SomeKeys(keys / 5, keys)));
     ExpectOk(world.Add(world.NewRows(keys / 4, keys)));
     ExpectOk(world.Compact());
-    const RowFormat format(world.layout.stride - world.layout.vector_offset);
+    const RowFormat format(world.layout.content_bytes());
     const double row_bytes = static_cast<double>(format.unit_bytes) / format.rows_per_unit;
     const double live = static_cast<double>(world.model.size()) * row_bytes;
     const double segment = static_cast<double>(std::max(8 * kBlockBytes, format.unit_bytes));

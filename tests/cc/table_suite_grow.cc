@@ -172,7 +172,7 @@ TABLE_TEST(TableGrow, KeysOfOnePrefixEvict) {
 // Load and bytes of metadata per row, at many sizes.
 TABLE_TEST(TableGrow, LoadAndMetadata) {
   if (f.slowness() > 2) GTEST_SKIP() << "too slow for the emulated warp";
-  Subject t = f.Create(f.Options(8));  // rows of at least 16 bytes waste nothing on alignment
+  Subject t = f.Create(f.Options(8));
   uint64_t next = 0;
   const size_t from = 30000;
   for (size_t size = from; size < 150000; size += size / 12) {
@@ -181,7 +181,7 @@ TABLE_TEST(TableGrow, LoadAndMetadata) {
     const TableStats s = t.stats();
     const double load = static_cast<double>(s.size) / static_cast<double>(s.slots);
     EXPECT_GT(load, f.flat() ? 0.58 : 0.5) << size;
-    EXPECT_LT(load, f.flat() ? 0.85 : 0.75) << size;
+    EXPECT_LT(load, f.flat() ? 0.88 : 0.75) << size;
     EXPECT_LT(static_cast<double>(s.metadata_bytes) / static_cast<double>(s.size), 32.0) << size;
   }
 }

@@ -129,10 +129,10 @@ TABLE_TEST(TableTime, ASegmentSplitsDuringASweep) {
   for (uint64_t round = 0; round < f.Scaled(60, 1); ++round) {
     SCOPED_TRACE(round);
     Subject t = f.Create(f.Options(1));
-    // A segment of 448 slots splits at a load of 0.85.
-    t.FindOrInsert(Scattered(1000 * round, 375));
+    // A segment of 448 slots splits at a load of 0.88.
+    t.FindOrInsert(Scattered(1000 * round, 385));
     t.set_tick(kBegin + kTicks / 16 * (1 + round % 15));
-    t.FindOrInsert(Scattered(1000 * round + 375, 25));
+    t.FindOrInsert(Scattered(1000 * round + 385, 15));
     t.Check();
     EXPECT_EQ(t.CountContained(Scattered(1000 * round, 400)), 400u);
   }

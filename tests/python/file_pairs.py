@@ -21,9 +21,12 @@ def memory_of(rows, row_bytes):
 
 
 def row_bytes(dim, states=0, dtype=tf.float32, key_size=8):
-    """Bytes of a row in memory: key, time, vector, and some states of the vector's width."""
+    """Bytes of a row in memory: key, time, vector, and some states of the vector's width.
+
+    Rows begin at multiples of 8.
+    """
     vector = -(-dim * dtype.size // 4) * 4
-    return key_size + 4 + vector + 4 * states * dim
+    return -(-(key_size + 4 + vector + 4 * states * dim) // 8) * 8
 
 
 def device_row_bytes(dim, states=0, dtype=tf.float32):

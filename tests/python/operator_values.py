@@ -45,7 +45,7 @@ class Values:
         """Creates a table with 100 rows in memory, and the others in files."""
         return h.make_table(
             DIM, tier="host", file_path=os.path.join(self.folder, "rows"),
-            max_dram_bytes=100 * (12 + 8 * DIM), **options,
+            max_dram_bytes=100 * (16 + 8 * DIM), **options,
         )  # fmt: skip
 
     def filled(self, table):

@@ -96,7 +96,7 @@ class TableOptions:
         var_type: where rows are stored.
             "hbm": in GPU memory. Without a GPU, creating the table raises ValueError.
             "hybrid": the first rows, as far as max_hbm_for_vectors allows, in GPU memory, and later
-            the frequently read ones; all others in host memory, or, with `file_path`, as far as
+            those that lookups read; all others in host memory, or, with `file_path`, as far as
             max_dram_for_vectors allows, and the rest in files. Without a GPU, or under
             `tf.device("CPU")`, it is the same as "host", or "file" with `file_path`.
             "host": in host memory.
@@ -179,7 +179,7 @@ class TableOptions:
     var_type: str = "hybrid"
     init_capacity: int = 1024
     max_capacity: int | None = None
-    max_load_factor: float = 0.85
+    max_load_factor: float = 0.88
     evict_strategy: str = "lru"
     epoch_steps: int | None = None
     seed: int | None = None
