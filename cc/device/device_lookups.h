@@ -96,6 +96,10 @@ class DeviceLookups final : public Lookups {
   };
 
   static Status PromoteIfDue(Exec& exec, const std::vector<DTable*>& tables, Tick tick);
+  // If promotion is possible, finds the rows of an inserting lookup, writes them to the tasks'
+  // arrays, and promotes them (DTable::PromoteRead). *found: whether it did.
+  static Status FindAndPromote(Exec& exec, const std::vector<Ids>& tasks, const Gathered& gathered,
+                               const std::vector<Stamp>& now, bool* found);
   // InvalidArgument if a table is not on this device, or there are too many ids or bags.
   Status Gather(const std::vector<Ids>& tasks, Gathered* gathered) const;
   // Creates the batch in the device's memory. With only one task, its arrays are used directly.
@@ -229,12 +233,18 @@ Status DeviceLookups<Device>::Pool(Exec& exec, const std::vector<PoolTask>& task
       now.push_back(table.stamps_.Encode(tick));
     }
   }
+  bool found = false;
+  if (insert) DYNEMB_RETURN_IF_ERROR(FindAndPromote(exec, ids, gathered, now, &found));
+  if (found) {
+    for (Ids& task : ids) task.found = task.rows;
+  }
   Phase phase("find and pool");
   Work work(gathered.locked(), &exec, Work::Reports::kYes);
   Joined batch = Join(work, ids, gathered, std::move(now));
   batch.inserts = batch.admits = insert;
   DYNEMB_RETURN_IF_ERROR(work.status());
-  DYNEMB_RETURN_IF_ERROR(DTable::FindRows(work, batch, true));
+  DYNEMB_RETURN_IF_ERROR(found ? DTable::HoldFound(work, batch, batch.found)
+                               : DTable::FindRows(work, batch, true));
   DTable::Bring(work, batch);
   if (insert) {
     DYNEMB_RETURN_IF_ERROR(
@@ -247,6 +257,30 @@ Status DeviceLookups<Device>::Pool(Exec& exec, const std::vector<PoolTask>& task
       work, source, gathered.Vectors(), gathered.template Ordered<BagTask>(tasks), batch.quads()));
   Deliver(work, batch);
   return work.status();
+}
+
+template <class Device>
+Status DeviceLookups<Device>::FindAndPromote(Exec& exec, const std::vector<Ids>& tasks,
+                                             const Gathered& gathered,
+                                             const std::vector<Stamp>& now, bool* found) {
+  // A batch that brings rows from files waits for the device, and would do so twice. If one table
+  // of the call has files, none promotes what the call reads.
+  const auto promotes = [](const DTable* table) { return table->PromotesRead(); };
+  const auto has_cold = [](const DTable* table) { return table->has_cold_rows(); };
+  const std::vector<DTable*>& tables = gathered.tables;
+  *found = std::any_of(tables.begin(), tables.end(), promotes) &&
+           std::none_of(tables.begin(), tables.end(), has_cold);
+  if (!*found) return Status();
+  Phase phase("find");
+  Work work(gathered.locked(), &exec, Work::Reports::kYes);
+  Joined batch = Join(work, tasks, gathered, now);
+  batch.inserts = true;
+  batch.read = work.template Take<RowId>(gathered.size());
+  DYNEMB_RETURN_IF_ERROR(work.status());
+  DYNEMB_RETURN_IF_ERROR(DTable::FindRows(work, batch, true));
+  Deliver(work, batch);
+  DYNEMB_RETURN_IF_ERROR(work.status());
+  return DTable::PromoteRead(work, batch);
 }
 
 template <class Device>

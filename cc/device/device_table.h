@@ -29,7 +29,7 @@
 //
 // Growing. Memory is committed in place, ahead of the rows that a batch may need. The index is
 // rebuilt, kGrowth times larger, when the bound on the number of keys exceeds max_load_factor of
-// its slots. With the default max_load_factor the load is between 0.6 and 0.85, and at most
+// its slots. With the default max_load_factor the load is between 0.62 and 0.88, and at most
 // kFullLoad in a full table whose keys leave. Metadata is at most 32 bytes per row.
 #ifndef DYNEMB_DEVICE_DEVICE_TABLE_H_
 #define DYNEMB_DEVICE_DEVICE_TABLE_H_
@@ -254,7 +254,24 @@ class DeviceTable final : public ColdTable {
 
   // The number of places of the device tier that a promotion may examine.
   uint32_t PromotionWindow() const;
-  static Status PromoteGroup(Work& work, const std::vector<DeviceTable*>& group, Tick tick);
+  // Whether there are rows in the host tier, and rows may move now.
+  bool HasTwoTiers() const;
+  // A table in a promotion: the time, and the numbers of its candidates and places; for
+  // Promotes::kRead also the position of its first id in the batch.
+  struct Promotion {
+    DeviceTable* table;
+    Stamp now;
+    uint32_t candidates, places, first_id;
+  };
+  // `read`: of the batch, for Promotes::kRead.
+  static Status Promote(Work& work, const std::vector<Promotion>& promotions,
+                        device::Promotes which, const RowId* read);
+  // (exclusive) Whether the rows that a lookup has found may be promoted.
+  bool PromotesRead() const { return cold_ == nullptr && scoring_.by_time() && HasTwoTiers(); }
+  // (exclusive) Promotes the rows of the host tier that a batch has found (Promotes::kRead); they
+  // get other ids. FindRows was called for the batch, which has `read`. Without memory for it, rows
+  // stay where they are.
+  static Status PromoteRead(Work& work, Batch& batch);
 
   // The view of this table for a batch.
   device::TableView ViewAt(Stamp now, bool inserts = false) const;

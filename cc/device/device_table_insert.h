@@ -295,6 +295,17 @@ Status DeviceTable<Device>::LookupCounted(Exec& exec, KeySpan keys, const uint32
   const size_t n = keys.size();
   Stamp now;
   DYNEMB_RETURN_IF_ERROR(Begin(exec, n, tick, &now, Kind::kLookup));
+  const bool promotes = PromotesRead();
+  if (promotes) {
+    Work work(*this, &exec, Work::Reports::kYes);
+    Batch batch = BatchOf(KeysAt(keys), n, now, rows);
+    batch.inserts = true;
+    batch.read = work.template Take<RowId>(n);
+    DYNEMB_RETURN_IF_ERROR(work.status());
+    DYNEMB_RETURN_IF_ERROR(FindRows(work, batch, true));
+    DYNEMB_RETURN_IF_ERROR(work.status());
+    DYNEMB_RETURN_IF_ERROR(PromoteRead(work, batch));
+  }
   Work work(*this, &exec, Work::Reports::kYes);
   Batch batch = BatchOf(KeysAt(keys), n, now, rows);
   batch.inserts = batch.admits = true;
@@ -302,7 +313,7 @@ Status DeviceTable<Device>::LookupCounted(Exec& exec, KeySpan keys, const uint32
     batch.times = device::ToDevice(work, times, n);
     DYNEMB_RETURN_IF_ERROR(work.status());
   }
-  DYNEMB_RETURN_IF_ERROR(FindRows(work, batch, true));
+  DYNEMB_RETURN_IF_ERROR(promotes ? HoldFound(work, batch, rows) : FindRows(work, batch, true));
   Bring(work, batch);
   DYNEMB_RETURN_IF_ERROR(Insert(work, batch, Keys::kMayRepeat, device::FillInitial{}));
   work.ForRows(n, vector_quads(),

@@ -26,6 +26,7 @@ class DeviceTable<Device>::Work : public Device::Session {
   // Between Changes and Settled, a failure or an exception leaves the tables inconsistent.
   void Changes() { changes_ = true; }
   void Settled() { changes_ = !this->status().ok(); }
+  bool changes() const { return changes_; }
 
  private:
   static Stream StreamFor(Exec* exec) {

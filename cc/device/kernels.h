@@ -59,6 +59,9 @@ struct FindKeys {
   KeyArray keys;
   RowId* rows;
   bool* found;
+  // If not null: read[i] is the row of keys[i] if promotion is to consider it (Promotes::kRead),
+  // once for each row, otherwise kNoRow.
+  RowId* read = nullptr;
 
   template <class Lanes>
   DYNEMB_HD void operator()(Lanes& lanes, size_t i) const {
@@ -66,6 +69,7 @@ struct FindKeys {
     const SlotRef at = table.FindUnexpired(lanes, keys[i]);
     if (lanes.rank() != 0) return;
     if (rows != nullptr) rows[i] = at.row;
+    if (read != nullptr) read[i] = kNoRow;
     if (found != nullptr) found[i] = at.bucket != nullptr;
     if (table.now == 0 || at.bucket == nullptr) return;
     const bool is_candidate = table.candidates.count != 0 && !table.InDevice(at.row);
@@ -77,7 +81,11 @@ struct FindKeys {
       if (!is_candidate) {
         AtomicStore(score, now);
       } else if (AtomicExchange(score, now) != now) {  // the batch's first access to this slot
-        table.candidates.Note(at.row, table.stamps.Rank(now) - table.stamps.Rank(was));
+        if (table.promotes_read) {
+          read[i] = at.row;
+        } else {
+          table.candidates.Note(at.row, table.stamps.Rank(now) - table.stamps.Rank(was));
+        }
       }
       return;
     }
@@ -145,7 +153,8 @@ DYNEMB_HD RowId ResolvedRow(Lanes& lanes, const TableView& table, uint64_t key, 
   return table.rows_move && row != kNoRow ? table.Find(lanes, key).row : kNoRow;
 }
 
-// resolved[i] = ResolvedRow of rows[i], or rows[i] if the key was refused.
+// resolved[i] = ResolvedRow of rows[i], or rows[i] if the key was refused. `resolved` may be
+// `rows`.
 struct ResolveRows {
   TableViews tables;
   KeyArray keys;

@@ -1,7 +1,13 @@
 // The kernels of promotion, which keep hot rows in the device tier (kernels.h defines kernels).
 //
-// The device tier is a cache of the rows that are read most often. Promotion uses only the scores
-// that the table has anyway (score.h). If they are last accesses:
+// The device tier is a cache. An inserting lookup, as in training, promotes all rows of the host
+// tier that it has read (Promotes::kRead), if scores are last accesses. Otherwise the lookup would
+// read them over PCIe, and the step would read and write them. To move a row is to read it once,
+// and to write the row whose place it takes. These places are those that were not read for the
+// longest time, of a window. A row that this lookup has read keeps its place.
+//
+// Between batches, the rows that are read most often are promoted (Promotes::kHotter). This uses
+// only the scores that the table has anyway (score.h). If they are last accesses:
 //
 // - A row of the host tier that is read is a candidate. Its `reuse` is the time since its previous
 //   read.
@@ -26,8 +32,9 @@
 // One promotion is for several tables. The slots, the places of the windows, and the pairs are
 // numbered across the tables (TierTables):
 //
-//   FindKeys                     notes candidates
-//   ListCandidates, SortPairs    sorts the candidates of each table, and empties the slots
+//   FindKeys                     notes candidates, or lists the rows that a batch reads
+//   ListCandidates, SortPairs    sorts the candidates of each table, and empties the slots; or
+//   ListRead, SortPairs          sorts the rows that the batch has read
 //   LookAtPlaces, SortPairs      sorts the places of each table's window
 //   PairUp                       determines the pairs that change places, and their slots
 //   SwapRows                     swaps contents and slots
@@ -53,6 +60,12 @@ constexpr uint32_t kHysteresis = 2;
 // The number of places that are examined per candidate.
 constexpr uint32_t kPlacesEach = 4;
 
+// Which candidates are promoted.
+enum class Promotes : uint8_t {
+  kHotter,  // those that are read more often than the row whose place they take
+  kRead     // all for which there is a place whose row was not read at this time; for last accesses
+};
+
 // The state that is kept between two promotions. The slots of the candidates follow it.
 struct TierState {
   uint64_t hand;  // the place that is examined next
@@ -62,9 +75,11 @@ struct TierState {
 struct TierTable {
   DeviceView view;
   TierState* state;
-  uint64_t* slots;  // of candidates
+  uint64_t* slots;    // of candidates
+  uint32_t first_id;  // for Promotes::kRead: in the batch
   Counters* counters;
   EvictStrategy strategy;
+  Promotes which;
   bool by_time;  // whether scores are stamps
   StampOrder stamps;
   Stamp now;
@@ -108,6 +123,20 @@ struct ListCandidates {
     if (noted == 0) return candidates.Set(i, t, 0, kNoRow);
     candidates.Set(i, t, Candidates::OrderOf(noted), Candidates::RowOf(noted));
     *slot = 0;
+  }
+};
+
+// Lists the row of candidate i, an id of the batch. The order of the candidates must not depend on
+// which of the ids with the same row has it.
+struct ListRead {
+  TierTables tables;
+  const RowId* read;  // FindKeys::read
+  OrderedRows candidates;
+
+  DYNEMB_HD void operator()(size_t i) const {
+    const uint32_t t = RangeOf(tables.slot_begins, tables.count, i);
+    const RowId row = read[tables.tables[t].first_id + (i - tables.slot_begins[t])];
+    candidates.Set(i, t, row, row);
   }
 };
 
@@ -167,7 +196,8 @@ struct PairUp {
     swap.host_row = candidates.rows[candidate];
     swap.device_row = places.rows[place];
     if (swap.host_row != kNoRow && swap.device_row != kNoRow &&
-        IsHotter(table.strategy, candidates.OrderOf(candidate), places.OrderOf(place)) &&
+        (table.which == Promotes::kRead ||
+         IsHotter(table.strategy, candidates.OrderOf(candidate), places.OrderOf(place))) &&
         !view.InDevice(swap.host_row) && swap.host_row < table.counters->high_water &&
         *view.UpdateAt(swap.host_row) != 0) {
       const SlotRef host = view.Find(lanes, view.KeyAt(swap.host_row));

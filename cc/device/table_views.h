@@ -93,6 +93,7 @@ struct TableView : DeviceView {
   const float* initial_state = nullptr;  // [state_width]
   Counters* counters = nullptr;
   Candidates candidates{};
+  bool promotes_read = false;  // FindKeys lists rows in place of noting candidates
   uint64_t capacity = 0;       // the maximal number of rows
   bool rows_move = false;      // between tiers, or from memory and back
   bool has_cold_rows = false;  // evicted rows become cold

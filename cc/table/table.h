@@ -153,7 +153,8 @@ class Table : public TableBatches, public TableCut {
   virtual Status Clear(Exec& exec, Tick tick) = 0;
   // (shared) At most `limit` rows that satisfy the predicate, from row `cursor` on. Calls that
   // follow next_cursor from 0 to -1 list each such row exactly once, except rows that are erased or
-  // evicted in the meantime. Promote must not be called between them.
+  // evicted in the meantime. Between them, no row may move between tiers: by Promote, or by an
+  // inserting lookup that returns vectors.
   virtual ExportPlan SelectRows(Exec& exec, uint64_t cursor, uint64_t limit,
                                 const RowPredicate& where) const;
   // (shared) SelectRows, of the rows that were updated after `since` (0: all rows).

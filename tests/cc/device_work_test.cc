@@ -115,7 +115,7 @@ class DeviceWorkTest : public ::testing::Test {
     }
   }
 
-  void Pool() {
+  void Pool(bool insert = true) {
     std::vector<PoolTask> tasks(kTables);
     for (size_t t = 0; t < kTables; ++t) {
       tasks[t].table = tables_[t].get();
@@ -124,7 +124,7 @@ class DeviceWorkTest : public ::testing::Test {
       tasks[t].bags = &bags_;
       tasks[t].pooled = pooled_ + t * kIds * kDim;
     }
-    Require(lookups_.Pool(exec_, tasks, ++tick_, /*insert=*/true));
+    Require(lookups_.Pool(exec_, tasks, ++tick_, insert));
   }
   BackwardTask GradientOf(size_t t) {
     BackwardTask task;
@@ -308,17 +308,20 @@ TEST_F(DeviceWorkTest, OfTablesThatGrow) {
 
 TEST_F(DeviceWorkTest, OfTablesWithTwoTiers) {
   PrintHead();
-  MakeTables(OptimizerKind::kAdagrad, kKeys, 0, 0, kKeys / 2);
+  MakeTables(OptimizerKind::kAdagrad, kKeys, kKeys, 0, kKeys / 2);
   std::vector<Table*> tables;
   for (const auto& table : tables_) tables.push_back(table.get());
   const auto promote = [&] { Require(lookups_.PromoteIfDue(exec_, tables, ++tick_)); };
-  promote();
+  Draw();
+  Pool();
+  Draw();
+  Check({"pool that promotes rows", 24, 6, 0, 1, 0}, WorkOf([&] { Pool(); }));
+  for (const Table* table : tables) EXPECT_GT(table->stats().promotions, 0u);
   for (int batch = 0; batch < 8; ++batch) {
     Draw();
-    Pool();
+    Pool(/*insert=*/false);
   }
   Check({"promotion", 8, 1, 0, 0, 0}, WorkOf(promote));
-  for (const Table* table : tables) EXPECT_GT(table->stats().promotions, 0u);
 }
 
 // A call waits for the number of its keys that are not in memory.

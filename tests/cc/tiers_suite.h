@@ -150,6 +150,74 @@ TYPED_TEST_P(Tiers, RowsWithHighScoresArePromoted) {
   }
 }
 
+// An inserting lookup moves all rows that it reads to the device tier, in place of the rows that
+// were not read for longest.
+TYPED_TEST_P(Tiers, InsertingLookupsPromoteWhatTheyRead) {
+  SerialExec exec;
+  Subject t = this->Make(TierOptions(4), 100, &exec);
+  const Keys first = Progression(0, 100), second = Progression(1000, 50);
+  const Keys third = Progression(2000, 50);
+  for (const Keys& keys : {first, second, third}) t.FindOrInsert(keys);
+  const auto promoted = [&](const Keys& keys) {
+    const TableStats before = t.stats();
+    EXPECT_EQ(t.LookupOrInsert(keys), t.Read(keys));
+    t.Check();
+    const TableStats after = t.stats();
+    EXPECT_EQ(after.hits - before.hits, keys.size());
+    // Rows of the host tier count as such, although they have moved.
+    const uint64_t moved = after.promotions - before.promotions;
+    EXPECT_EQ(after.device_hits - before.device_hits, keys.size() - moved);
+    return moved;
+  };
+  const auto in_device = [&](const Keys& keys) {
+    const uint64_t before = t.stats().device_hits;
+    t.Find(keys);
+    return t.stats().device_hits - before;
+  };
+  EXPECT_EQ(promoted(second), 50u);
+  EXPECT_EQ(promoted(third), 50u);
+  EXPECT_EQ(promoted(third), 0u);
+  EXPECT_EQ(promoted(second), 0u);  // rows of `first` were older
+  const Keys read(second.begin(), second.begin() + 25), unread(second.begin() + 25, second.end());
+  const Keys cold(first.begin(), first.begin() + 50);
+  Keys mixed = read;
+  mixed.insert(mixed.end(), cold.begin(), cold.end());
+  EXPECT_EQ(promoted(mixed), 50u);
+  EXPECT_EQ(in_device(read), 25u);  // rows of the batch that were there have stayed
+  EXPECT_EQ(in_device(unread), 0u);
+  EXPECT_EQ(in_device(cold), 50u);
+  EXPECT_EQ(in_device(third), 25u);
+}
+
+TYPED_TEST_P(Tiers, InsertingLookupsReadMoreThanTheDeviceTierHolds) {
+  SerialExec exec;
+  Subject t = this->Make(TierOptions(4), 10, &exec);
+  t.FindOrInsert(Progression(0, 10));
+  Keys keys = Progression(100, 50);
+  t.FindOrInsert(keys);
+  keys.insert(keys.end(), keys.begin(), keys.begin() + 20);  // a repeated id is one candidate
+  for (int round = 0; round < 3; ++round) {
+    EXPECT_EQ(t.LookupOrInsert(keys), t.Read(keys));
+    EXPECT_EQ(t.stats().promotions, 10u);  // once all rows of the device tier are read, none moves
+    t.Check();
+  }
+}
+
+// Rows are promoted by the time of their last access. In a table whose scores are no times, an
+// inserting lookup leaves rows where they are.
+TYPED_TEST_P(Tiers, InsertingLookupsPromoteByTimeOnly) {
+  SerialExec exec;
+  TableOptions options = TierOptions(4);
+  options.evict_strategy = EvictStrategy::kLfu;
+  Subject t = this->Make(options, 10, &exec);
+  t.FindOrInsert(Progression(0, 20));
+  for (int i = 0; i < 5; ++i) t.LookupOrInsert(Progression(10, 10));
+  EXPECT_EQ(t.stats().promotions, 0u);
+  Promote(t);
+  EXPECT_EQ(t.stats().promotions, 10u);
+  t.Check();
+}
+
 // A scan that reads each row once, such as an export for serving, moves no row.
 TYPED_TEST_P(Tiers, ScanMovesNoRow) {
   SKIP_UNDER_TSAN("a test of which rows are chosen, not of threads");
@@ -345,7 +413,10 @@ TYPED_TEST_P(Tiers, HitRateUnderZipf) {
 }
 
 REGISTER_TYPED_TEST_SUITE_P(Tiers, RowsFillTheDeviceTierFirst, StateUsesRoomOfTheDeviceTier,
-                            HotRowsArePromoted, RowsWithHighScoresArePromoted, ScanMovesNoRow,
+                            HotRowsArePromoted, RowsWithHighScoresArePromoted,
+                            InsertingLookupsPromoteWhatTheyRead,
+                            InsertingLookupsReadMoreThanTheDeviceTierHolds,
+                            InsertingLookupsPromoteByTimeOnly, ScanMovesNoRow,
                             ErasedCandidatesAreNotPromoted, DeviceTierOfNoRows, TrainsToTheSameBits,
                             RandomStateMachine, HitRateUnderZipf);
 

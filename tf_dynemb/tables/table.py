@@ -288,8 +288,8 @@ class Table:
 
         - `hits`, `misses`: ids that were looked up and had a row, or had none. Repeated ids count
           each time; with several ranks, a rank asks for each distinct id of its batch once.
-        - `device_hits`: hits whose row was in GPU memory.
-        - `promotions`: frequently read rows that were moved to GPU memory.
+        - `device_hits`: hits whose row was in GPU memory when the lookup began.
+        - `promotions`: rows that were moved to GPU memory because they were read.
         - `file_hits`: rows that were moved from files to memory. `hits` counts their ids, too.
         - `file_hits_ahead`: reads of rows in files that waited for no file, because
           `prefetch_lookup` had read them.
