@@ -164,11 +164,13 @@ struct ResolveRows {
   template <class Lanes>
   DYNEMB_HD void operator()(Lanes& lanes, size_t i) const {
     const TableView& table = tables.Of(i);
-    RowId row = rows[i];
+    // The leader alone reads rows[i], because it writes resolved[i].
+    const RowId row = lanes.FromLeader(lanes.rank() == 0 ? rows[i] : kNoRow);
+    RowId now = row;
     if (table.admission.rule == Admit::kAll || !IsRefused(row)) {
-      row = ResolvedRow(lanes, table, keys[i], row);
+      now = ResolvedRow(lanes, table, keys[i], row);
     }
-    if (lanes.rank() == 0) resolved[i] = row;
+    if (lanes.rank() == 0) resolved[i] = now;
   }
 };
 
