@@ -22,7 +22,10 @@ from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-SPEED, OF_MEMORY = RESULTS / "2026-11-30_cpu_epyc_peers.txt", RESULTS / "2026-11-21_cpu.txt"
+SPEED, OF_MEMORY = (
+    RESULTS / "2026-11-30_cpu_epyc_peers.txt",
+    RESULTS / "2026-12-01_cpu_epyc_memory.txt",
+)
 FIGURES = ROOT / "docs" / "figures"
 
 PEERS = {
