@@ -42,7 +42,8 @@ class Spec:
     folder: str = "."
 
     def open(self, files: pathlib.Path, name: str = NAME) -> de.DynamicVariable:
-        row_bytes = 8 + 4 + 4 * self.dim + 4 * self.dim
+        # Key, time, vector and Adagrad's state; rows begin at multiples of 8.
+        row_bytes = -(-(8 + 4 + 4 * self.dim + 4 * self.dim) // 8) * 8
         return de.DynamicVariable(
             self.dim,
             name=name,

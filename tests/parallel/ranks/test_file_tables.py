@@ -18,7 +18,7 @@ from tf_dynemb.tables import flushes
 
 K = keras.optimizers
 DIM, HELD = 256, 150  # wide, so that rows are written to files
-MEMORY = HELD * (12 + 3 * 4 * DIM) / 2**30  # with two states
+MEMORY = HELD * (12 + 3 * 4 * DIM + 4) / 2**30  # with two states, at multiples of 8
 
 pytestmark = pytest.mark.ranks(2, 4)
 
