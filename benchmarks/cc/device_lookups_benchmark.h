@@ -1,10 +1,10 @@
 // Training steps of ten tables in a device's memory, as published for dynamicemb: 1,048,570 ids in
 // total, drawn by zipf(1.05) from the 2^21 keys of each table (or --keys; dynamicemb's have 25.6
-// million). Rows have 8 to 128 float32, and the
-// state of Adagrad; rows of 128 float32 also have the state of SGD or of Adam. Either all rows or a
-// tenth of them are in the device's memory. With dim 128 there are three more cases: one row for
-// each distinct key of a batch of one id in each bag (hbm-batch1.0), 0.8 of these rows, or none. A
-// case is a choice of these, such as dim128/hbm0.10/adam, and has bags of one id and of ten.
+// million). Rows have 8 to 128 float32, and the state of Adagrad; rows of 128 float32 also have the
+// state of SGD or of Adam. Either all rows or a tenth of them are in the device's memory. With dim
+// 128 there are three more cases: one row for each distinct key of a batch of one id in each bag
+// (hbm-batch1.0), 0.8 of these rows, or none. A case is a choice of these, such as
+// dim128/hbm0.10/adam, and has bags of one id and of ten.
 //
 // A line is one fused call (cc/lookup/lookups.h), of one id in each bag or the mean of ten:
 //

@@ -31,7 +31,7 @@ struct DeviceBatch {
   uint64_t step = 0;                // for rounding vectors, if the batch has gradients
   bool inserts = false;             // it is an inserting lookup
   bool admits = false;              // new keys need admission
-  RowId* read = nullptr;            // FindRows writes the rows for PromoteRead here
+  RowId* read = nullptr;            // FindToPromote writes the rows for PromoteRead here
   const uint32_t* times = nullptr;  // per key: how often it counts; null: once
   bool has_all = false;             // every key is known to have a row
   // If the batch moves cold rows to memory: their scores, and the batch whose rows stay there.

@@ -266,11 +266,14 @@ class DeviceTable final : public ColdTable {
   // `read`: of the batch, for Promotes::kRead.
   static Status Promote(Work& work, const std::vector<Promotion>& promotions,
                         device::Promotes which, const RowId* read);
-  // (exclusive) Whether the rows that a lookup has found may be promoted.
+  // (exclusive) Whether the rows that a lookup finds may be promoted.
   bool PromotesRead() const { return cold_ == nullptr && scoring_.by_time() && HasTwoTiers(); }
-  // (exclusive) Promotes the rows of the host tier that a batch has found (Promotes::kRead); they
-  // get other ids. FindRows was called for the batch, which has `read`. Without memory for it, rows
-  // stay where they are.
+  // (exclusive) The same, of the lookup of this batch.
+  bool Promotes(const Batch& batch) const { return batch.read != nullptr && PromotesRead(); }
+  // (exclusive) FindRows of an inserting lookup, for PromoteRead.
+  static Status FindToPromote(Work& work, Batch& batch);
+  // (exclusive) Promotes the rows of the host tier that FindToPromote has found (Promotes::kRead);
+  // they get other ids. Without memory for it, rows stay where they are.
   static Status PromoteRead(Work& work, Batch& batch);
 
   // The view of this table for a batch.

@@ -142,7 +142,7 @@ const device::TableViews& DeviceTable<Device>::ViewsOf(Work& work, Batch& batch)
     each[t].rounding = batch.tables[t]->RoundingAt(batch.step);
     if (!batch.gradients.empty()) each[t].gradients = batch.gradients[t];
     each[t].admission.first_number = lines;
-    each[t].promotes_read = batch.read != nullptr && batch.tables[t]->PromotesRead();
+    each[t].promotes_read = batch.tables[t]->Promotes(batch);
     lines += static_cast<uint64_t>(each[t].admission.lines.num);
   }
   device::TableViews& views = batch.views;
@@ -163,7 +163,7 @@ Status DeviceTable<Device>::FindRows(Work& work, Batch& batch, bool counts) {
   work.ForKeys(batch.size(),
                device::FindKeys{ViewsOf(work, batch), batch.keys, batch.rows, nullptr, batch.read});
   for (DeviceTable* table : batch.tables) {
-    if (batch.read == nullptr || !table->PromotesRead()) ++table->reads_;  // it notes candidates
+    if (!table->Promotes(batch)) ++table->reads_;  // it notes candidates
   }
   if (AnyCold(batch)) DYNEMB_RETURN_IF_ERROR(BringIn(work, batch, nullptr));
   if (counts) {

@@ -299,11 +299,7 @@ Status DeviceTable<Device>::LookupCounted(Exec& exec, KeySpan keys, const uint32
   if (promotes) {
     Work work(*this, &exec, Work::Reports::kYes);
     Batch batch = BatchOf(KeysAt(keys), n, now, rows);
-    batch.inserts = true;
-    batch.read = work.template Take<RowId>(n);
-    DYNEMB_RETURN_IF_ERROR(work.status());
-    DYNEMB_RETURN_IF_ERROR(FindRows(work, batch, true));
-    DYNEMB_RETURN_IF_ERROR(work.status());
+    DYNEMB_RETURN_IF_ERROR(FindToPromote(work, batch));
     DYNEMB_RETURN_IF_ERROR(PromoteRead(work, batch));
   }
   Work work(*this, &exec, Work::Reports::kYes);

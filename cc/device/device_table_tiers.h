@@ -60,12 +60,21 @@ Status DeviceTable<Device>::Promote(Exec& exec, const std::vector<DeviceTable*>&
 }
 
 template <class Device>
+Status DeviceTable<Device>::FindToPromote(Work& work, Batch& batch) {
+  batch.inserts = true;
+  batch.read = work.template Take<RowId>(batch.size());
+  DYNEMB_RETURN_IF_ERROR(work.status());
+  DYNEMB_RETURN_IF_ERROR(FindRows(work, batch, true));
+  return work.status();
+}
+
+template <class Device>
 Status DeviceTable<Device>::PromoteRead(Work& work, Batch& batch) {
   std::vector<Promotion> promotions;
   for (size_t t = 0; t < batch.tables.size(); ++t) {
     DeviceTable* const table = batch.tables[t];
     const auto n = static_cast<uint32_t>(batch.size(t));
-    if (n == 0 || !table->PromotesRead()) continue;
+    if (n == 0 || !table->Promotes(batch)) continue;
     // At most kPlacesEach places are examined for each row in the host tier. Most ids repeat, or
     // their rows are in the device tier already, so that a window of n places suffices.
     const auto places = static_cast<uint32_t>(std::min<uint64_t>(table->store_.split, n));

@@ -63,9 +63,7 @@ class DeviceServedLookups final : public Lookups {
   using Session = typename Device::Session;
   using ServedTable = DeviceServedTable<Device>;
 
-  struct Found {
-    uint32_t* codes = nullptr;
-    const char** vectors = nullptr;
+  struct Found : ServedTable::Found {
     std::vector<device::ServedVectors::Part> parts;
     size_t quads = 0;  // of the widest vectors
   };
@@ -87,12 +85,7 @@ class DeviceServedLookups final : public Lookups {
       DYNEMB_RETURN_IF_ERROR(ServedTable::CheckBatch(total += task.bags->nnz()));
       begins.push_back(static_cast<uint32_t>(total));
     }
-    const auto parts = device::ToDevice(session, ids, begins);
-    found->codes = session.template Take<uint32_t>(total);
-    found->vectors = session.template Take<const char*>(total);
-    DYNEMB_RETURN_IF_ERROR(session.status());
-    session.ForEach(total, device::FindServed{parts, found->codes, found->vectors, counts});
-    return session.status();
+    return ServedTable::FindIds(session, ids, begins, counts, found);
   }
 
   static Status ReadOnly(const Table& table) {

@@ -70,6 +70,16 @@ class DeviceServedTable final : public ReadOnlyTable {
     return LookupOrInsert(exec, keys, tick, vectors, rows);
   }
 
+  // The codes and the addresses of a batch (served_kernels.h).
+  struct Found {
+    uint32_t* codes = nullptr;
+    const char** vectors = nullptr;
+  };
+  // Finds the ids of a call: those of ids[p] begin at begins[p], in the arrays of *found too, which
+  // are taken from the session. `found` may be null. `counts`: as of FindServed.
+  static Status FindIds(Session& session, const std::vector<device::ServedIds>& ids,
+                        const std::vector<uint32_t>& begins, bool counts, Found* found);
+
   const device::ServedView& view() const { return view_; }
   // The vectors of ids that begin at first_id in the arrays of a ServedVectors.
   device::ServedVectors::Part VectorsOf(const void* keys, uint32_t first_id) const {
@@ -93,11 +103,6 @@ class DeviceServedTable final : public ReadOnlyTable {
   struct Common {
     typename Device::Range memory;  // two counters, the initializer's runs and the default vector
     device::ServedView view;        // without sources
-  };
-  // The codes and the addresses of a batch (served_kernels.h).
-  struct Found {
-    uint32_t* codes = nullptr;
-    const char** vectors = nullptr;
   };
 
   explicit DeviceServedTable(Device& device) : device_(device) {}
@@ -237,20 +242,27 @@ bool DeviceServedTable<Device>::FindKeys(Session& session, const device::ServedV
     Finish(status);
     return false;
   }
-  const std::vector<device::ServedIds> ids = {{view, KeysAt(keys.data()), rows, contains}};
-  const std::vector<uint32_t> begins = {0, static_cast<uint32_t>(keys.size())};
+  const Status status = FindIds(session, {{view, KeysAt(keys.data()), rows, contains}},
+                                {0, static_cast<uint32_t>(keys.size())}, counts, found);
+  Finish(status);
+  return status.ok();
+}
+
+template <class Device>
+Status DeviceServedTable<Device>::FindIds(Session& session,
+                                          const std::vector<device::ServedIds>& ids,
+                                          const std::vector<uint32_t>& begins, bool counts,
+                                          Found* found) {
   const auto parts = device::ToDevice(session, ids, begins);
+  const size_t n = begins.back();
+  Found none;
+  Found& to = found != nullptr ? *found : none;
   if (found != nullptr) {
-    found->codes = session.template Take<uint32_t>(keys.size());
-    found->vectors = session.template Take<const char*>(keys.size());
+    to = {session.template Take<uint32_t>(n), session.template Take<const char*>(n)};
   }
-  if (session.status().ok()) {
-    session.ForEach(keys.size(),
-                    device::FindServed{parts, found != nullptr ? found->codes : nullptr,
-                                       found != nullptr ? found->vectors : nullptr, counts});
-  }
-  Finish(session.status());
-  return session.status().ok();
+  DYNEMB_RETURN_IF_ERROR(session.status());
+  session.ForEach(n, device::FindServed{parts, to.codes, to.vectors, counts});
+  return session.status();
 }
 
 template <class Device>
