@@ -127,7 +127,9 @@ done
 for name in "${beside[@]}"; do
   some=1
   parts=1
-  [ "$jobs" = 1 ] || [ "$name" != cuda_table_test ] || parts=$jobs
+  case $name in
+    cuda_table_test | cuda_snapshot_test) parts=$jobs ;; # the longest
+  esac
   for ((part = 0; part < parts; part++)); do
     if [ "$running" = "$jobs" ]; then
       wait -n || failed=1
