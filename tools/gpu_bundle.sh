@@ -12,7 +12,7 @@ readonly NAME=gpu LOG=build/gpu.log
 readonly BUNDLE=dist/gpu-bundle.tar.gz
 PLACE=build/gpu-bundle
 # A file for a machine without a network should be small.
-readonly MOST_BYTES=$((32 << 20))
+readonly MOST_BYTES=$((48 << 20))
 . tools/steps.sh
 
 bazel_build() { "${BAZEL:-bazel}" build --config=cuda "$@"; }
