@@ -19,16 +19,6 @@ constexpr size_t kKeyGrain = 2048;
 // Keys whose bucket is being fetched, and keys whose vector is.
 constexpr size_t kBucketAhead = 24, kVectorAhead = 12, kRing = 32;
 
-// Memory in huge pages. The caller frees it.
-void* Allocate(size_t bytes) {
-  constexpr size_t kHugePage = size_t{2} << 20;
-  bytes = (bytes + kHugePage - 1) / kHugePage * kHugePage;
-  void* const memory = std::aligned_alloc(kHugePage, bytes);
-  if (memory == nullptr) throw std::bad_alloc();
-  madvise(memory, bytes, MADV_HUGEPAGE);
-  return memory;
-}
-
 // Bit s is set where keys[s] == key.
 DYNEMB_INLINE uint32_t Match(const uint64_t* keys, uint64_t key) {
   uint32_t mask = 0;
@@ -60,12 +50,21 @@ DYNEMB_INLINE void ForKeys(const uint64_t* all, const float* vectors, size_t dim
 
 }  // namespace
 
+void* AllocateHugePages(size_t bytes) {
+  constexpr size_t kHugePage = size_t{2} << 20;
+  bytes = (bytes + kHugePage - 1) / kHugePage * kHugePage;
+  void* const memory = std::aligned_alloc(kHugePage, bytes);
+  if (memory == nullptr) throw std::bad_alloc();
+  madvise(memory, bytes, MADV_HUGEPAGE);
+  return memory;
+}
+
 MinimalTable::MinimalTable(size_t rows, size_t dim)
     : dim_(dim), buckets_(static_cast<size_t>(static_cast<double>(rows) / 0.6 / kSlots) + 1) {
   const size_t slots = kSlots * buckets_;
   // One more slot, of zeros: the vector of a key that the table does not have.
-  keys_ = static_cast<uint64_t*>(Allocate(slots * sizeof(uint64_t)));
-  vectors_ = static_cast<float*>(Allocate((slots + 1) * dim * sizeof(float)));
+  keys_ = static_cast<uint64_t*>(AllocateHugePages(slots * sizeof(uint64_t)));
+  vectors_ = static_cast<float*>(AllocateHugePages((slots + 1) * dim * sizeof(float)));
   std::fill_n(keys_, slots, kEmpty);
   std::memset(vectors_, 0, (slots + 1) * dim * sizeof(float));
 }

@@ -19,6 +19,9 @@
 
 namespace dynemb {
 
+// Memory in huge pages, which is used when it is first touched. The caller frees it.
+void* AllocateHugePages(size_t bytes);
+
 class MinimalTable {
  public:
   static constexpr uint64_t kEmpty = ~uint64_t{0};

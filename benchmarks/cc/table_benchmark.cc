@@ -35,12 +35,7 @@ void InsertAll(Exec& exec, Table* table, const std::vector<uint64_t>& keys, Tick
 }
 
 const std::vector<uint64_t>& AllKeys() {
-  static const std::vector<uint64_t> keys = [] {
-    std::vector<uint64_t> all(kRows);
-    for (size_t row = 0; row < kRows; ++row) all[row] = KeyOfRow(row);
-    std::shuffle(all.begin(), all.end(), std::mt19937_64(1));
-    return all;
-  }();
+  static const std::vector<uint64_t> keys = ShuffledKeys(kRows);
   return keys;
 }
 

@@ -37,6 +37,13 @@ std::vector<uint64_t> KeysOf(std::vector<uint64_t> rows) {
   return rows;
 }
 
+std::vector<uint64_t> ShuffledKeys(size_t rows) {
+  std::vector<uint64_t> keys(rows);
+  for (size_t row = 0; row < rows; ++row) keys[row] = KeyOfRow(row);
+  std::shuffle(keys.begin(), keys.end(), std::mt19937_64(1));
+  return keys;
+}
+
 std::unique_ptr<Table> MakeTable(int64_t dim, int64_t init_capacity, ColumnInit init) {
   TableOptions options;
   options.name = "benchmark";

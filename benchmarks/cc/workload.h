@@ -29,6 +29,8 @@ std::vector<uint64_t> DrawRows(Keys kind, size_t n, uint64_t rows, uint64_t seed
 // The key of a row number. Keys are distinct, and in no order.
 inline uint64_t KeyOfRow(uint64_t row) { return row * 0x9E3779B97F4A7C15ull; }
 std::vector<uint64_t> KeysOf(std::vector<uint64_t> rows);
+// The keys of rows 0 to rows - 1, in a random order.
+std::vector<uint64_t> ShuffledKeys(size_t rows);
 
 std::unique_ptr<Table> MakeTable(int64_t dim, int64_t init_capacity, ColumnInit init = {});
 

@@ -16,14 +16,11 @@
 // The tunable gives huge pages to the maps. The other tables request them.
 #include <absl/container/flat_hash_map.h>
 #include <benchmark/benchmark.h>
-#include <sys/mman.h>
 
 #include <algorithm>
 #include <boost/unordered/unordered_flat_map.hpp>
 #include <cstdlib>
 #include <memory>
-#include <new>
-#include <random>
 #include <vector>
 
 #include "benchmarks/cc/minimal_table.h"
@@ -42,12 +39,7 @@ constexpr size_t kBatches = 32;
 constexpr size_t kAhead = 16;
 
 const std::vector<uint64_t>& AllKeys() {
-  static const std::vector<uint64_t> keys = [] {
-    std::vector<uint64_t> all(kRows);
-    for (size_t row = 0; row < kRows; ++row) all[row] = KeyOfRow(row);
-    std::shuffle(all.begin(), all.end(), std::mt19937_64(1));
-    return all;
-  }();
+  static const std::vector<uint64_t> keys = ShuffledKeys(kRows);
   return keys;
 }
 
@@ -103,7 +95,8 @@ template <class Map>
 class Maps {
  public:
   Maps(size_t dim, size_t threads) : dim_(dim), parts_(threads) {
-    for (Part& part : parts_) part.rows.reset(Allocate(kRows * dim * sizeof(float)));
+    for (Part& part : parts_)
+      part.rows.reset(static_cast<float*>(AllocateHugePages(kRows * dim * sizeof(float))));
   }
 
   // vectors [n, dim]: zeros for keys without a row.
@@ -147,16 +140,6 @@ class Maps {
     std::unique_ptr<float[], Free> rows;
     std::vector<uint32_t> mine, found;  // positions of a batch, and their rows
   };
-
-  // Memory is used when it is first touched.
-  static float* Allocate(size_t bytes) {
-    constexpr size_t kHugePage = size_t{2} << 20;
-    bytes = (bytes + kHugePage - 1) / kHugePage * kHugePage;
-    void* const memory = std::aligned_alloc(kHugePage, bytes);
-    if (memory == nullptr) throw std::bad_alloc();
-    madvise(memory, bytes, MADV_HUGEPAGE);
-    return static_cast<float*>(memory);
-  }
 
   template <class Fn>
   void ForParts(Exec& exec, const uint64_t* keys, const Fn& fn) {
