@@ -26,6 +26,7 @@ import table_reader
 import tensorflow as tf
 from recording import Recorder
 from replay import Kind
+from row_memory import host_memory
 
 import tf_dynemb as de
 from tf_dynemb import cli
@@ -42,14 +43,12 @@ class Spec:
     folder: str = "."
 
     def open(self, files: pathlib.Path, name: str = NAME) -> de.DynamicVariable:
-        # Key, time, vector and Adagrad's state; rows begin at multiples of 8.
-        row_bytes = -(-(8 + 4 + 4 * self.dim + 4 * self.dim) // 8) * 8
         return de.DynamicVariable(
             self.dim,
             name=name,
             var_type="file",
             file_path=str(files / self.folder),
-            max_dram_for_vectors=self.hot * row_bytes / 2**30,
+            max_dram_for_vectors=host_memory(self.hot, self.dim, states=1),  # Adagrad's
             persistent=True,
         )
 

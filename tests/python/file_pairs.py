@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import table_reader
 import tensorflow as tf
+from row_memory import device_memory, host_memory
 
 import tf_dynemb as de
 
@@ -15,35 +16,16 @@ K = keras.optimizers
 DIM = 384
 
 
-def memory_of(rows, row_bytes):
-    """max_dram_for_vectors for this number of rows."""
-    return rows * row_bytes / 2**30
-
-
-def row_bytes(dim, states=0, dtype=tf.float32, key_size=8):
-    """Bytes of a row in memory: key, time, vector, and some states of the vector's width.
-
-    Rows begin at multiples of 8.
-    """
-    vector = -(-dim * dtype.size // 4) * 4
-    return -(-(key_size + 4 + vector + 4 * states * dim) // 8) * 8
-
-
-def device_row_bytes(dim, states=0, dtype=tf.float32):
-    """The same on a device, where each part begins at a multiple of 16 bytes."""
-    return 16 + -(-dim * dtype.size // 16) * 16 + -(-4 * states * dim // 16) * 16
-
-
 def in_files(folder, dim=4, rows=100, states=0, dtype=tf.float32, **options):
     """A table of which memory holds about `rows` rows; on a device, in two tiers."""
-    limit = memory_of(rows, row_bytes(dim, states, dtype))
+    limit = host_memory(rows, dim, states, dtype)
     limits = {"var_type": "file", "max_dram_for_vectors": limit}
     if gpu.ON:
-        bytes_per_row, on_device = device_row_bytes(dim, states, dtype), rows // 3
+        on_device = rows // 3
         limits = {
             "var_type": "hybrid",
-            "max_hbm_for_vectors": memory_of(on_device, bytes_per_row),
-            "max_dram_for_vectors": memory_of(rows - on_device, bytes_per_row),
+            "max_hbm_for_vectors": device_memory(on_device, dim, states, dtype),
+            "max_dram_for_vectors": device_memory(rows - on_device, dim, states, dtype),
         }
     options = {**limits, **options}
     return de.DynamicVariable(dim, file_path=str(folder), dtype=dtype, **options)

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import tensorflow as tf
+from row_memory import host_memory
 
 import tf_dynemb as de
 from tf_dynemb import layers
@@ -152,8 +153,8 @@ def ragged():
 
 def in_files(folder):
     """Two tables of which most rows are in files."""
-    memory = 70 * (12 + 4 * 3) / 2**30  # of 70 rows
-    options = {"var_type": "file", "file_path": str(folder), "max_dram_for_vectors": memory}
+    options = {"var_type": "file", "file_path": str(folder)}
+    options["max_dram_for_vectors"] = host_memory(70, 3)
     inputs = keras.Input([5], dtype="int64")
     vectors = layers.Embedding(3, padding_id=0, **options)
     bag = layers.EmbeddingBag(3, initializer="normal", **options)

@@ -9,6 +9,7 @@ import numpy as np
 import op_helpers as h
 import pytest
 import tensorflow as tf
+from row_memory import device_memory
 from tensorflow.python.framework import kernels, op_def_registry
 
 import tf_dynemb as de
@@ -312,12 +313,11 @@ class TestTogether:
 
     def test_three_tiers(self, device, tmp_path):
         """Rows in device memory, in host memory and in files; then no memory of the host."""
-        row_gib = (16 + 16 * DIM // 4) / 2**30
         for on_host in (100, 0):
             options = {
                 "var_type": "hybrid",
-                "max_hbm_for_vectors": 100 * row_gib,
-                "max_dram_for_vectors": on_host * row_gib,
+                "max_hbm_for_vectors": device_memory(100, DIM),
+                "max_dram_for_vectors": device_memory(on_host, DIM),
             }
             table = make(file_path=str(tmp_path / str(on_host)), **options)
             memory = make(var_type="host")

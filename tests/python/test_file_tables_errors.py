@@ -14,7 +14,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from file_pairs import DIM, Pair, check_same, in_files, memory_of
+from file_pairs import DIM, Pair, check_same, in_files
+from row_memory import host_memory
 
 import tf_dynemb as de
 import tf_dynemb.tfra as tfra
@@ -386,7 +387,7 @@ def test_configs_have_the_options(tmp_path):
     options = {
         "var_type": "file",
         "file_path": tmp_path,
-        "max_dram_for_vectors": memory_of(100, 40),
+        "max_dram_for_vectors": host_memory(100, 4),
     }
     layers = [
         de.layers.Embedding(4, **options),
@@ -404,7 +405,7 @@ def test_every_constructor_passes_the_options(tmp_path):
     options = {
         "var_type": "file",
         "file_path": str(tmp_path),
-        "max_dram_for_vectors": memory_of(100, 40),
+        "max_dram_for_vectors": host_memory(100, 4),
     }
     embedding = de.layers.Embedding(4, **options)
     embedding(tf.constant([[1]]))

@@ -4,7 +4,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from file_pairs import DIM, Pair, check_same, in_files, memory_of, row_bytes
+from file_pairs import DIM, Pair, check_same, in_files
+from row_memory import host_memory
 
 import tf_dynemb as de
 
@@ -137,7 +138,7 @@ def test_a_dump_while_training(tmp_path):
 def model_of(folder, **options):
     keras.utils.set_random_seed(1)
     if folder is not None:
-        limit = memory_of(200, row_bytes(DIM, 2))
+        limit = host_memory(200, DIM, states=2)
         options |= {"var_type": "file", "file_path": folder, "max_dram_for_vectors": limit}
     inputs = keras.Input((3,), dtype="int64")
     x = de.layers.Embedding(DIM, name="ids", seed=1, **options)(inputs)

@@ -17,6 +17,7 @@ import warnings
 import keras
 import numpy as np
 import pytest
+from row_memory import host_memory
 
 import tf_dynemb as de
 from tf_dynemb import communicator
@@ -186,8 +187,8 @@ def test_scrapes_while_steps_run():
 
 
 def test_tables_in_files(tmp_path):
-    memory = 100 * 4 * 1100  # about 100 rows
-    files = {"var_type": "file", "file_path": tmp_path, "max_dram_for_vectors": memory / 2**30}
+    memory = host_memory(100, 1024)
+    files = {"var_type": "file", "file_path": tmp_path, "max_dram_for_vectors": memory}
     items = de.layers.Embedding(1024, name="items", **files)
     layers = [keras.Input([1], dtype="int64"), items, keras.layers.Flatten()]
     model = keras.Sequential([*layers, keras.layers.Dense(1)])

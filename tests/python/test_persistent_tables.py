@@ -4,7 +4,6 @@ import gc
 import os
 import pathlib
 
-import file_pairs
 import keras
 import numpy as np
 import pytest
@@ -13,6 +12,7 @@ import tensorflow as tf
 import warm_python
 from dump_helpers import run_script
 from file_pairs import DIM, Pair, in_files
+from row_memory import host_memory
 
 import tf_dynemb as de
 
@@ -191,7 +191,7 @@ def test_as_a_layer(tmp_path):
             name="items",
             var_type="file",
             file_path=str(tmp_path),
-            max_dram_for_vectors=file_pairs.memory_of(200, file_pairs.row_bytes(DIM)),
+            max_dram_for_vectors=host_memory(200, DIM),
             persistent=True,
         )
 

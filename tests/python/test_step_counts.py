@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from row_memory import host_memory
 
 import tf_dynemb as de
 
@@ -186,7 +187,7 @@ def test_state_that_needs_no_step_count_does_not_warn(tmp_path, make_optimizer):
 
 def test_a_persistent_table_without_its_step_count_warns(tmp_path):
     options = {"var_type": "file", "file_path": str(tmp_path), "persistent": True}
-    options["max_dram_for_vectors"] = 100 * 40 / 2**30
+    options["max_dram_for_vectors"] = host_memory(100, 2, states=2)
     table = de.DynamicVariable(2, name="items", **options)
     stepped(table, de.OptimizerWrapper(K.Adam(0.01)), 3)
     table.flush()

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from row_memory import host_memory
 
 import tf_dynemb as de
 from tf_dynemb.callbacks import TableStats
@@ -60,8 +61,8 @@ def test_logs_have_the_numbers_of_each_epoch():
 
 
 def test_tables_in_files(tmp_path):
-    memory = 100 * 4 * 1100  # about 100 rows
-    options = {"var_type": "file", "file_path": tmp_path, "max_dram_for_vectors": memory / 2**30}
+    memory = host_memory(100, 1024)
+    options = {"var_type": "file", "file_path": tmp_path, "max_dram_for_vectors": memory}
     ids = np.concatenate([np.arange(2000), np.arange(2000)])
     history, table = fit(ids, [EachTable()], dim=1024, **options)
     numbers, total = item_logs(history), table.stats()

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from row_memory import host_memory
 
 import tf_dynemb as de
 from parallel.ranks.gathered import one_rank, whole_table
@@ -18,7 +19,7 @@ from tf_dynemb.tables import flushes
 
 K = keras.optimizers
 DIM, HELD = 256, 150  # wide, so that rows are written to files
-MEMORY = HELD * (12 + 3 * 4 * DIM + 4) / 2**30  # with two states, at multiples of 8
+MEMORY = host_memory(HELD, DIM, states=2)
 
 pytestmark = pytest.mark.ranks(2, 4)
 
