@@ -10,14 +10,13 @@
 #include "cc/table/copy_vector.h"
 #include "cc/table/hash.h"
 #include "cc/table/portability.h"
+#include "cc/table/staged.h"
 
 namespace dynemb {
 namespace {
 
 constexpr size_t kSlots = 8;
 constexpr size_t kKeyGrain = 2048;
-// Keys whose bucket is being fetched, and keys whose vector is.
-constexpr size_t kBucketAhead = 24, kVectorAhead = 12, kRing = 32;
 
 // Bit s is set where keys[s] == key.
 DYNEMB_INLINE uint32_t Match(const uint64_t* keys, uint64_t key) {
@@ -32,20 +31,18 @@ template <class HomeOf, class SlotOf, class Visit>
 DYNEMB_INLINE void ForKeys(const uint64_t* all, const float* vectors, size_t dim, size_t begin,
                            size_t end, const HomeOf& home_of, const SlotOf& slot_of,
                            const Visit& visit) {
-  size_t ring[kRing];
-  const size_t n = end - begin;
-  for (size_t j = 0; j < n + kBucketAhead; ++j) {
-    if (j < n) {
-      ring[j % kRing] = home_of(begin + j);
-      __builtin_prefetch(all + kSlots * ring[j % kRing]);
-    }
-    if (const size_t i = j - (kBucketAhead - kVectorAhead); i < n) {
-      size_t& at = ring[i % kRing];
-      at = slot_of(begin + i, at);
-      for (size_t c = 0; c < dim; c += 16) __builtin_prefetch(vectors + at * dim + c);
-    }
-    if (j >= kBucketAhead) visit(begin + j - kBucketAhead, ring[(j - kBucketAhead) % kRing]);
-  }
+  StagedRing<size_t, 3> ring;
+  RunStaged(
+      end - begin, StagedBlock(dim / 16),
+      [&](size_t i) {
+        ring[i] = home_of(begin + i);
+        PrefetchLine(all + kSlots * ring[i]);
+      },
+      [&](size_t i) {
+        ring[i] = slot_of(begin + i, ring[i]);
+        for (size_t c = 0; c < dim; c += 16) PrefetchLine(vectors + ring[i] * dim + c);
+      },
+      [&](size_t i) { visit(begin + i, ring[i]); });
 }
 
 }  // namespace

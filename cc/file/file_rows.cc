@@ -6,6 +6,7 @@
 
 #include "cc/table/hash.h"
 #include "cc/table/require.h"
+#include "cc/table/staged.h"
 
 namespace dynemb {
 namespace {
@@ -92,11 +93,9 @@ void FileRows::Add(uint64_t key, const char* row, RowTimes times, Tick updated) 
 
 void FileRows::Settle() noexcept {
   const size_t n = log_.Commit();
-  for (size_t i = 0; i < n; ++i) {
-    const size_t ahead = i + SlotIndex::kPrefetchAhead;
-    if (ahead < n) index_.Prefetch(HashOf(added_[ahead].key));
-    index_.Add(HashOf(added_[i].key), log_.PlaceOf(i), added_[i].times);
-  }
+  RunStaged(
+      n, kMostStaged, [&](size_t i) { index_.Prefetch(HashOf(added_[i].key)); },
+      [&](size_t i) { index_.Add(HashOf(added_[i].key), log_.PlaceOf(i), added_[i].times); });
   index_.EndAdding();
   added_.clear();
   rows_added_ += n;
@@ -143,13 +142,12 @@ void FileRows::Layout::Convert(const char* content, char* to) const {
 Status FileRows::Find(const uint64_t* keys, size_t n, const RowFn& fn) const {
   if (index_.size() == 0) return Status();
   std::vector<Candidate> candidates;
-  for (size_t i = 0; i < n; ++i) {
-    const size_t ahead = i + SlotIndex::kPrefetchAhead;
-    if (ahead < n) index_.Prefetch(HashOf(keys[ahead]));
+  const auto prefetch = [&](size_t i) { index_.Prefetch(HashOf(keys[i])); };
+  RunStaged(n, kMostStaged, prefetch, [&](size_t i) {
     index_.ForEach(HashOf(keys[i]), [&](const SlotIndex::Entry* entry) {
       candidates.push_back({i, entry->place, entry->times});
     });
-  }
+  });
   const auto deliver = [&](const Candidate& candidate, const StoredRow& stored,
                            const char* content) {
     // No row was never updated.
@@ -161,9 +159,8 @@ Status FileRows::Find(const uint64_t* keys, size_t n, const RowFn& fn) const {
 }
 
 void FileRows::Remove(const uint64_t* keys, const ColdPlace* places, size_t n) noexcept {
-  for (size_t i = 0; i < n; ++i) {
-    const size_t ahead = i + SlotIndex::kPrefetchAhead;
-    if (ahead < n) index_.Prefetch(HashOf(keys[ahead]));
+  const auto prefetch = [&](size_t i) { index_.Prefetch(HashOf(keys[i])); };
+  RunStaged(n, kMostStaged, prefetch, [&](size_t i) {
     const uint64_t hash = HashOf(keys[i]);
     if (IsOfCut(places[i])) {
       index_.ForEach(hash, [&](const SlotIndex::Entry* entry) {
@@ -172,7 +169,7 @@ void FileRows::Remove(const uint64_t* keys, const ColdPlace* places, size_t n) n
     }
     index_.Remove(hash, places[i]);
     log_.Release(places[i]);
-  }
+  });
 }
 
 void FileRows::Condemn(const ColdPlace* places, size_t n) noexcept {

@@ -40,6 +40,7 @@
 
 #include "cc/table/cold_rows.h"
 #include "cc/table/function_ref.h"
+#include "cc/table/portability.h"
 
 namespace dynemb {
 
@@ -70,15 +71,13 @@ class SlotIndex {
   void AddAgain(uint64_t hash, ColdPlace place, RowTimes times) {
     AddEntry(hash, {FingerprintOf(hash), place, times}, IsPosition(hash));
   }
-  // Prefetches the entries with this hash, for a call that comes soon. Loops over many keys are
-  // kPrefetchAhead keys ahead.
-  static constexpr size_t kPrefetchAhead = 8;
+  // Prefetches the entries with this hash, for a call that comes soon.
   void Prefetch(uint64_t hash) const {
     const Partition& p = partitions_[PartitionOf(hash)];
     if (p.size == 0) return;
     const Entry* const home = p.entries.get() + HomeOf(p, FingerprintOf(hash));
-    __builtin_prefetch(home);
-    __builtin_prefetch(home + 4);  // the next cache line
+    PrefetchLine(home);
+    PrefetchLine(home + 4);  // the next cache line
   }
   // Calls fn(entry) for each entry that may be of a key with this hash. `fn` may change its times
   // and its place.

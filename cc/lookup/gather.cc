@@ -8,14 +8,14 @@
 #include "cc/lookup/tasks.h"
 #include "cc/table/phase.h"
 #include "cc/table/portability.h"
+#include "cc/table/row_prefetch.h"
 #include "cc/table/scratch.h"
+#include "cc/table/staged.h"
 
 namespace dynemb {
 namespace {
 
 constexpr size_t kIndexGrain = 65536;
-// Vectors are prefetched this many ids ahead.
-constexpr size_t kAhead = 16;
 // Floats in a range of sums: the sums and their inputs fit L2.
 constexpr size_t kRangeFloats = 32768;
 
@@ -32,12 +32,14 @@ DYNEMB_CLONES void PoolBags(const GatherTask& task, size_t begin, size_t end) {
   const Bags& bags = *task.bags;
   const size_t vector_bytes = static_cast<size_t>(task.dim) * SizeOf(task.dtype);
   const size_t last = bags.end(end - 1);
-  for (size_t i = bags.begin(begin); i < last; ++i) {
-    if (i + kAhead < last) {
-      __builtin_prefetch(VectorAt(task, bags.position(i + kAhead), vector_bytes));
-    }
-    combine.Add(i, VectorAt(task, bags.position(i), vector_bytes));
-  }
+  const size_t first = bags.begin(begin);
+  const RowPrefetch prefetch(nullptr, /*stride=*/1, vector_bytes);  // vectors may begin anywhere
+  const auto vector_at = [&](size_t i) {
+    return VectorAt(task, bags.position(first + i), vector_bytes);
+  };
+  RunStaged(
+      last - first, StagedBlock(prefetch.lines()), [&](size_t i) { prefetch(vector_at(i)); },
+      [&](size_t i) { combine.Add(first + i, vector_at(i)); });
   combine.Finish(end);
 }
 

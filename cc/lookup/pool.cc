@@ -15,6 +15,7 @@
 #include "cc/table/phase.h"
 #include "cc/table/portability.h"
 #include "cc/table/row_prefetch.h"
+#include "cc/table/staged.h"
 
 namespace dynemb {
 namespace {
@@ -152,24 +153,25 @@ class IdsOfBags {
 template <class K, int64_t kDim>
 DYNEMB_CLONES void PoolBagsAgain(const PoolTask& task, const HashTable<K>& table, const K* keys,
                                  const size_t* bags, size_t n) {
-  constexpr size_t kAhead = 16;
   const RowLayout& layout = table.layout();
   const RowPrefetch prefetch(table.RowAt(0), layout.stride,
                              layout.vector_offset + layout.vector_bytes());
   PoolVisitor<K, kDim> visit(task, table, false, bags[0]);
   IdsOfBags ahead(*task.bags, bags, n);
-  const auto prefetch_next = [&] {
-    if (ahead.at_end()) return;
-    const RowId row = task.rows[ahead.position()];
-    if (!IsRefused(row)) prefetch(table.RowAt(row));
-    ahead.Next();
+  const size_t block = StagedBlock(prefetch.lines());
+  const auto fetch_block = [&] {
+    for (size_t i = 0; i < block && !ahead.at_end(); ++i, ahead.Next()) {
+      const RowId row = task.rows[ahead.position()];
+      if (!IsRefused(row)) prefetch(table.RowAt(row));
+    }
   };
-  for (size_t i = 0; i < kAhead; ++i) prefetch_next();
+  fetch_block();
+  size_t added = 0;
   for (size_t b = 0; b < n; ++b) {
     visit.GoTo(bags[b]);
     const size_t end = task.bags->end(bags[b]);
     for (size_t i = task.bags->begin(bags[b]); i < end; ++i) {
-      prefetch_next();
+      if (added++ % block == 0) fetch_block();
       const size_t position = task.bags->position(i);
       if (IsRefused(task.rows[position])) {
         visit.AddAbsent(i, keys[position]);

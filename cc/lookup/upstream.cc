@@ -33,7 +33,7 @@ struct Chunk {
 };
 
 inline void PrefetchRow(const char* row, size_t bytes) {
-  for (size_t i = 0; i < std::min<size_t>(bytes, 512); i += 64) __builtin_prefetch(row + i);
+  for (size_t i = 0; i < std::min<size_t>(bytes, 512); i += 64) PrefetchLine(row + i);
 }
 
 // sum = [sum +] scale * x. The first term is stored, because the memory is not initialized.

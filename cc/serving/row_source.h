@@ -5,9 +5,8 @@
 //   keys    [n]: the keys of rows, then deleted keys
 //   vectors [live]: rows of the source's format (vector_format.h)
 //
-// FindRows looks up a range of keys, software-pipelined. In each source a key passes through
-// stages, each several keys behind the previous one, so that the cache misses of these keys
-// overlap:
+// FindRows looks up a range of keys in stages (staged.h). In each source, a key passes through
+// these:
 //
 // 1. Seek: hash the key, and prefetch its slot.
 // 2. Read: read the slot, and prefetch the key that it names.
@@ -76,7 +75,7 @@ struct RowFlight {
 
   void Seek(const RowSource& source) {
     at = HashKey(key, source.salt) >> (64 - source.log_slots);
-    __builtin_prefetch(source.slots + at);
+    PrefetchLine(source.slots + at);
   }
 
   // Returns false if the source is damaged, as do Probe and Finish.
@@ -88,7 +87,7 @@ struct RowFlight {
     }
     entry = *address;
     if (entry > source.n) return false;
-    if (entry != 0) __builtin_prefetch(source.keys + (uint64_t{entry} - 1) * sizeof(K));
+    if (entry != 0) PrefetchLine(source.keys + (uint64_t{entry} - 1) * sizeof(K));
     return true;
   }
 
@@ -133,13 +132,13 @@ struct RowFlight {
 template <size_t kSources, class K, class KeyAt, class Visit>
 bool FindRows(const RowSource* sources, size_t num_sources, const KeyAt& key_at, size_t begin,
               size_t end, bool reads, const Visit& visit) {
-  constexpr size_t kRing = 64, kMostAhead = 12, kProbes = 2;
+  constexpr size_t kRing = 128, kMostBlock = 16, kProbes = 2;
   constexpr size_t kSteps = 2 + kProbes;  // in each source: Read, Probe, Finish
   // A key passes through the first sources with others, and through the rest, if any, alone.
   constexpr size_t kMostPiped = (kRing - 2) / kSteps;
   const size_t piped = kSources != 0 ? kSources : std::min(num_sources, kMostPiped);
   const size_t steps = kSteps * piped + 1;  // and the visit
-  const size_t ahead = std::min(kMostAhead, (kRing - 1) / steps);
+  const size_t block = std::min(kMostBlock, kRing / (steps + 1));
   RowFlight<K> ring[kRing];
 
   const auto start = [&](size_t i) {
@@ -147,6 +146,7 @@ bool FindRows(const RowSource* sources, size_t num_sources, const KeyAt& key_at,
     flight.key = key_at(i);
     flight.place = Place();
     if (piped != 0) flight.Seek(sources[0]);
+    return true;
   };
   // Step `step` of a key in a source.
   const auto advance = [&](size_t i, size_t source, size_t step) {
@@ -169,16 +169,23 @@ bool FindRows(const RowSource* sources, size_t num_sources, const KeyAt& key_at,
   };
 
   const size_t n = end - begin;
-  for (size_t j = 0; j < n + steps * ahead; ++j) {
-    if (j < n) start(begin + j);
-    // Keys that entered step * ahead keys ago are at this step. (If j is less, it is not a key's.)
-    size_t at = j - ahead;
+  for (size_t turn = 0; turn < n + steps * block; turn += block) {
+    size_t first = turn;  // of the step's block; wraps around before there is one
+    const auto for_block = [&](const auto& fn) {
+      const size_t last = first < n ? std::min(first + block, n) : first;
+      for (size_t i = first; i != last; ++i) {
+        if (!fn(begin + i)) return false;
+      }
+      first -= block;
+      return true;
+    };
+    if (!for_block(start)) return false;
     for (size_t source = 0; source < piped; ++source) {
-      for (size_t step = 0; step < kSteps; ++step, at -= ahead) {
-        if (at < n && !advance(begin + at, source, step)) return false;
+      for (size_t step = 0; step < kSteps; ++step) {
+        if (!for_block([&](size_t i) { return advance(i, source, step); })) return false;
       }
     }
-    if (at < n && !finish(begin + at)) return false;
+    if (!for_block(finish)) return false;
   }
   return true;
 }

@@ -9,6 +9,7 @@
 #include "cc/table/owned_items.h"
 #include "cc/table/phase.h"
 #include "cc/table/scratch.h"
+#include "cc/table/staged.h"
 
 namespace dynemb {
 namespace {
@@ -162,13 +163,14 @@ size_t Admission::DecideByCount(Exec& exec, const uint64_t* keys, const uint32_t
   const SharedScratch<OwnedItems> owned;
   owned->Build(exec, n, [places](size_t j) { return places[j].line; });
   owned->ForWorkers(exec, n, [&](size_t, const uint32_t* j, const uint32_t* end) {
-    constexpr ptrdiff_t kAhead = 12;
     size_t count = 0;
-    for (; j != end; ++j) {
-      if (end - j > kAhead) counters_.Prefetch(places[j[kAhead]].line);
-      admitted[*j] = counters_.CountUntil(places[*j], times[*j], this->times());
-      count += admitted[*j];
-    }
+    RunStaged(
+        static_cast<size_t>(end - j), StagedBlock(1),
+        [&](size_t i) { counters_.Prefetch(places[j[i]].line); },
+        [&](size_t i) {
+          admitted[j[i]] = counters_.CountUntil(places[j[i]], times[j[i]], this->times());
+          count += admitted[j[i]];
+        });
     total.fetch_add(count, std::memory_order_relaxed);
   });
   return total.load();

@@ -36,6 +36,7 @@
 #include "cc/table/admission_line.h"
 #include "cc/table/arena.h"
 #include "cc/table/exec.h"
+#include "cc/table/portability.h"
 #include "cc/table/scratch.h"
 #include "cc/table/status.h"
 #include "cc/table/types.h"
@@ -97,7 +98,7 @@ class AdmissionCounters {
   void Clear() { memory_.Clear(); }
 
   Place Of(uint64_t key) const { return lines_.Of(key); }
-  void Prefetch(uint32_t line) const { __builtin_prefetch(LineAt(line), 1); }
+  void Prefetch(uint32_t line) const { PrefetchLine(LineAt(line)); }
   // Counts a key `times` times more. Returns its count.
   uint32_t Count(const Place& at, uint32_t times);
   // Counts a key, and forgets it if its count is at least `enough`. Returns whether it is.

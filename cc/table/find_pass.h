@@ -1,13 +1,9 @@
-// FindPass: looks up a range of keys, software-pipelined, and hands each result to a visitor.
-//
-// A key passes through three stages. Each stage is several keys behind the previous one:
+// FindPass: looks up a range of keys in three stages (staged.h), and hands each result to a
+// visitor.
 //
 // 1. Hash the key, and prefetch its home bucket.
 // 2. Search the bucket, and prefetch the row that a matching slot names.
 // 3. Compare the row's key, and call the visitor.
-//
-// At any time, about kBucketAhead - kRowAhead buckets and kRowAhead rows are therefore being
-// fetched, and a row's bytes are in the cache when the visitor reads them.
 #ifndef DYNEMB_TABLE_FIND_PASS_H_
 #define DYNEMB_TABLE_FIND_PASS_H_
 
@@ -19,6 +15,7 @@
 #include "cc/table/lanes.h"
 #include "cc/table/row_prefetch.h"
 #include "cc/table/score.h"
+#include "cc/table/staged.h"
 
 namespace dynemb {
 
@@ -57,75 +54,85 @@ bool HasExpired(const Expired& expired, const char* row, const Score* score) {
 template <class K, class KeyAt, class Visitor>
 size_t FindPass(const TableView<K>& view, size_t row_bytes, const KeyAt& key_at, size_t begin,
                 size_t end, const Touch& touch, const Expired& expired, Visitor& visit) {
-  constexpr size_t kBucketAhead = 24;
-  constexpr size_t kRowAhead = 12;
-  constexpr size_t kRing = 32;
-  static_assert(kRowAhead < kBucketAhead && kBucketAhead < kRing, "stages overlap in the ring");
   struct Flight {
     K key;
-    Bucket* segment;
-    Probe probe;
-    SlotRef candidate;
-    char* row_at;  // of the candidate
+    Bucket* bucket;  // at first the home bucket, then that of the slot; null: the key has none
+    char* row_at;
+    RowId row;
+    uint8_t slot;
+    uint8_t digest;
+
+    void Take(Bucket* of_slot, uint32_t number, RowId row_id, const TableView<K>& table) {
+      bucket = of_slot;
+      slot = static_cast<uint8_t>(number);
+      row = row_id;
+      row_at = table.RowAt(row_id);
+    }
   };
-  Flight ring[kRing];
+  StagedRing<Flight, 3> ring;
   const RowPrefetch prefetch(view.rows, view.stride, row_bytes);
   size_t num_expired = 0;
 
   const auto start = [&](size_t i) {
-    Flight& f = ring[i % kRing];
-    f.key = key_at(i);
+    Flight& f = ring[i];
+    f.key = key_at(begin + i);
     const uint64_t hash = view.HashOf(f.key);
-    f.probe = MakeProbe(hash);
-    f.segment = view.SegmentBuckets(view.SegmentOf(hash));
-    __builtin_prefetch(f.segment + f.probe.home);
+    const Probe probe = MakeProbe(hash);
+    f.digest = probe.digest;
+    f.bucket = view.SegmentBuckets(view.SegmentOf(hash)) + probe.home;
+    PrefetchLine(f.bucket);
+  };
+  // The first slot of the key's path with its digest. The key's hash is computed again, which saves
+  // the other keys the memory for it.
+  const auto search = [&](Flight& f) {
+    const uint64_t hash = view.HashOf(f.key);
+    Bucket* const segment = view.SegmentBuckets(view.SegmentOf(hash));
+    const uint32_t home = MakeProbe(hash).home;
+    for (uint32_t step = 1; step < kBucketsPerSegment && f.bucket->overflow() != 0; ++step) {
+      f.bucket = OnPath(segment, home, step);
+      const uint32_t mask = OneLane::Match(*f.bucket, f.digest);
+      if (mask != 0) return mask;
+    }
+    return uint32_t{0};
   };
   const auto probe = [&](size_t i) {
-    Flight& f = ring[i % kRing];
-    f.candidate = {};
-    for (uint32_t step = 0; step < kBucketsPerSegment; ++step) {
-      Bucket* bucket = OnPath(f.segment, f.probe.home, step);
-      const uint32_t mask = OneLane::Match(*bucket, f.probe.digest);
-      if (mask != 0) {
-        const uint32_t slot = LowestBit(mask);
-        f.candidate = {bucket, slot, bucket->row[slot]};
-        f.row_at = view.RowAt(f.candidate.row);
-        prefetch(f.row_at);
-        return;
-      }
-      if (bucket->overflow() == 0) return;
-    }
-  };
-  const auto finish = [&](size_t i) {
-    Flight& f = ring[i % kRing];
-    if (f.candidate.bucket != nullptr && LoadUnaligned<K>(f.row_at) != f.key) {
-      OneLane lane;
-      f.candidate = Find(lane, view, f.segment, f.probe, f.key);  // a digest shared by chance
-      if (f.candidate.bucket != nullptr) f.row_at = view.RowAt(f.candidate.row);
-    }
-    const SlotRef& at = f.candidate;
-    if (at.bucket == nullptr) {
-      visit.Miss(i, f.key);
+    Flight& f = ring[i];
+    uint32_t mask = OneLane::Match(*f.bucket, f.digest);
+    if (mask == 0) mask = search(f);
+    if (mask == 0) {
+      f.bucket = nullptr;
       return;
     }
-    Score* const score = &at.bucket->score[at.slot];
+    const uint32_t slot = LowestBit(mask);
+    f.Take(f.bucket, slot, f.bucket->row[slot], view);
+    prefetch(f.row_at);
+  };
+  // Of a key whose digest another key shares by chance.
+  const auto find = [&](Flight& f) {
+    OneLane lane;
+    const uint64_t hash = view.HashOf(f.key);
+    Bucket* const segment = view.SegmentBuckets(view.SegmentOf(hash));
+    const SlotRef at = Find(lane, view, segment, MakeProbe(hash), f.key);
+    f.bucket = nullptr;
+    if (at.bucket != nullptr) f.Take(at.bucket, at.slot, at.row, view);
+  };
+  const auto finish = [&](size_t i) {
+    Flight& f = ring[i];
+    if (f.bucket != nullptr && LoadUnaligned<K>(f.row_at) != f.key) find(f);
+    if (f.bucket == nullptr) {
+      visit.Miss(begin + i, f.key);
+      return;
+    }
+    Score* const score = &f.bucket->score[f.slot];
     if (expired.any() && HasExpired<K>(expired, f.row_at, score)) {
       ++num_expired;
-      visit.Miss(i, f.key);
+      visit.Miss(begin + i, f.key);
       return;
     }
     TouchSlot(touch, score);
-    visit.Hit(i, at.row, f.row_at);
+    visit.Hit(begin + i, f.row, f.row_at);
   };
-
-  const size_t n = end - begin;
-  for (size_t j = 0; j < n + kBucketAhead; ++j) {
-    if (j < n) start(begin + j);
-    if (j >= kBucketAhead - kRowAhead && j - (kBucketAhead - kRowAhead) < n) {
-      probe(begin + j - (kBucketAhead - kRowAhead));
-    }
-    if (j >= kBucketAhead) finish(begin + j - kBucketAhead);
-  }
+  RunStaged(end - begin, StagedBlock(prefetch.lines()), start, probe, finish);
   return num_expired;
 }
 

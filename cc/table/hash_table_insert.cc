@@ -20,6 +20,7 @@
 #include "cc/table/hash_table.h"
 #include "cc/table/lanes.h"
 #include "cc/table/phase.h"
+#include "cc/table/staged.h"
 #include "cc/table/workers.h"
 
 namespace dynemb {
@@ -33,7 +34,7 @@ class KeysOfRows final : public Index::RowHashes {
     for (size_t i = 0; i < n; ++i) hashes[i] = view_.HashOf(view_.KeyAt(rows[i]));
   }
   void Prefetch(const RowId* rows, size_t n) const override {
-    for (size_t i = 0; i < n; ++i) __builtin_prefetch(view_.RowAt(rows[i]));
+    for (size_t i = 0; i < n; ++i) PrefetchLine(view_.RowAt(rows[i]));
   }
 
  private:
@@ -154,7 +155,7 @@ void HashTable<K>::ForSegmentWorkers(Exec& exec, const InsertPlan& plan, size_t 
       exec, begin, end,
       [&](size_t j) {
         const Bucket* segment = view.SegmentBuckets(plan.segment_of[j]);
-        __builtin_prefetch(segment + MakeProbe(plan.hashes[j]).home, 1);
+        PrefetchLine(segment + MakeProbe(plan.hashes[j]).home);
       },
       fn);
 }
@@ -166,13 +167,13 @@ void HashTable<K>::PlaceFresh(Exec& exec, const Batch& batch, const InsertPlan& 
   {
     Phase phase("fill rows");
     exec.ParallelFor(fresh, kKeyGrain, [&](size_t begin, size_t end) {
-      constexpr size_t kAhead = 8;
-      for (size_t j = begin; j < end; ++j) {
-        if (j + kAhead < end) __builtin_prefetch(view.RowAt(plan.rows[j + kAhead]), 1);
-        const size_t i = plan.positions[j];
-        batch.rows[i] = plan.rows[j];
-        FillRow(i, batch.keys[i], plan.rows[j], batch.now, fill);
-      }
+      const auto fetch = [&](size_t j) { PrefetchLine(view.RowAt(plan.rows[begin + j])); };
+      const auto fill_row = [&](size_t j) {
+        const size_t i = plan.positions[begin + j];
+        batch.rows[i] = plan.rows[begin + j];
+        FillRow(i, batch.keys[i], batch.rows[i], batch.now, fill);
+      };
+      RunStaged(end - begin, StagedBlock(1), fetch, fill_row);
     });
   }
   Phase phase("claim slots");

@@ -2,6 +2,7 @@
 
 #include "cc/table/hash_table.h"
 #include "cc/table/lanes.h"
+#include "cc/table/staged.h"
 
 namespace dynemb {
 
@@ -10,28 +11,28 @@ template <class Fn>
 void HashTable<K>::ForSlots(Exec& exec, const RowId* rows, size_t n, const Fn& fn) const {
   const TableView<K> view = View();
   exec.ParallelFor(n, kKeyGrain, [&](size_t begin, size_t end) {
-    constexpr size_t kAhead = 16;
-    Bucket* segments[kAhead];
-    uint32_t homes[kAhead];
-    for (size_t j = begin; j < end + kAhead; ++j) {
-      if (j >= begin + kAhead) {
-        const size_t i = j - kAhead;
-        // By row id: no need to compare keys.
-        for (uint32_t step = 0; step < kBucketsPerSegment; ++step) {
-          Bucket* bucket = OnPath(segments[i % kAhead], homes[i % kAhead], step);
-          const RowId* at = std::find(bucket->row, bucket->row + kSlotsPerBucket, rows[i]);
-          if (at == bucket->row + kSlotsPerBucket) continue;
-          fn(i, &bucket->score[at - bucket->row]);
-          break;
-        }
+    struct Path {
+      Bucket* segment;
+      uint32_t home;
+    };
+    StagedRing<Path, 3> ring;
+    const auto fetch_key = [&](size_t j) { PrefetchLine(view.RowAt(rows[begin + j])); };
+    const auto fetch_bucket = [&](size_t j) {
+      const uint64_t hash = view.HashOf(view.KeyAt(rows[begin + j]));
+      ring[j] = {view.SegmentBuckets(view.SegmentOf(hash)), MakeProbe(hash).home};
+      PrefetchLine(ring[j].segment + ring[j].home);
+    };
+    const auto visit = [&](size_t j) {
+      // By row id: no need to compare keys.
+      for (uint32_t step = 0; step < kBucketsPerSegment; ++step) {
+        Bucket* bucket = OnPath(ring[j].segment, ring[j].home, step);
+        const RowId* at = std::find(bucket->row, bucket->row + kSlotsPerBucket, rows[begin + j]);
+        if (at == bucket->row + kSlotsPerBucket) continue;
+        fn(begin + j, &bucket->score[at - bucket->row]);
+        break;
       }
-      if (j >= end) continue;
-      const uint64_t hash = view.HashOf(view.KeyAt(rows[j]));
-      const Probe probe = MakeProbe(hash);
-      segments[j % kAhead] = view.SegmentBuckets(view.SegmentOf(hash));
-      homes[j % kAhead] = probe.home;
-      __builtin_prefetch(segments[j % kAhead] + probe.home);
-    }
+    };
+    RunStaged(end - begin, kMostStaged, fetch_key, fetch_bucket, visit);
   });
 }
 

@@ -13,6 +13,7 @@
 #include "cc/table/phase.h"
 #include "cc/table/rounding.h"
 #include "cc/table/row_prefetch.h"
+#include "cc/table/staged.h"
 #include "cc/table/vector_buffer.h"
 
 namespace dynemb {
@@ -35,13 +36,13 @@ void HashTable<K>::ForHeld(Exec& exec, const RowId* rows, const uint32_t* held, 
   Phase phase("write rows");
   const RowPrefetch prefetch(rows_.base(), layout().stride, row_bytes);
   exec.ParallelFor(num_held, kKeyGrain, [&](size_t begin, size_t end) {
-    constexpr size_t kAhead = 12;
-    const auto position = [held](size_t h) { return held != nullptr ? held[h] : h; };
-    for (size_t h = begin; h < end; ++h) {
-      if (h + kAhead < end) prefetch(rows_.At(rows[position(h + kAhead)]));
+    const auto position = [=](size_t h) { return held != nullptr ? held[begin + h] : begin + h; };
+    const auto fetch = [&](size_t h) { prefetch(rows_.At(rows[position(h)])); };
+    const auto visit = [&](size_t h) {
       const size_t i = position(h);
       fn(i, rows_.At(rows[i]));
-    }
+    };
+    RunStaged(end - begin, StagedBlock(prefetch.lines()), fetch, visit);
   });
 }
 
@@ -132,10 +133,10 @@ Status HashTable<K>::Accumulate(Exec& exec, KeySpan keys, const float* deltas, T
                              layout().vector_offset + layout().vector_bytes());
   exec.ParallelFor(n, kKeyGrain, [&](size_t begin, size_t end) {
     VectorBuffers::Lease loaded(&buffers_);
-    for (size_t i = begin; i < end; ++i) {
-      if (i + 8 < end) prefetch(rows_.At(rows[i + 8]));
-      add(i, k[i], rows[i], loaded.get());
-    }
+    RunStaged(
+        end - begin, StagedBlock(prefetch.lines()),
+        [&](size_t j) { prefetch(rows_.At(rows[begin + j])); },
+        [&](size_t j) { add(begin + j, k[begin + j], rows[begin + j], loaded.get()); });
   });
   return Status();
 }
@@ -175,7 +176,6 @@ template <class K>
 void HashTable<K>::ApplyRange(Exec&, const RowOptimizer& optimizer, KeySpan keys, const RowId* rows,
                               const float* gradients, size_t begin, size_t end, uint64_t rounding,
                               Tick tick) {
-  constexpr size_t kAhead = 8;
   const K* const k = keys.As<K>();
   const auto dim = static_cast<size_t>(options_.dim);
   const Stamp now = stamps_.Encode(tick);
@@ -184,13 +184,14 @@ void HashTable<K>::ApplyRange(Exec&, const RowOptimizer& optimizer, KeySpan keys
   const float mark = step_mark();
   uint64_t dropped = 0;
   uint64_t nonfinite = 0;
-  for (size_t i = begin; i < end; ++i) {
-    if (i + kAhead < end && rows[i + kAhead] < rows_.high_water()) {
-      prefetch(rows_.At(rows[i + kAhead]));
-    }
+  const auto fetch = [&](size_t j) {
+    if (rows[begin + j] < rows_.high_water()) prefetch(rows_.At(rows[begin + j]));
+  };
+  const auto step = [&](size_t j) {
+    const size_t i = begin + j;
     if (!Holds(rows[i], k[i])) {
       dropped += !admission_.enabled();  // admission drops gradients by design
-      continue;
+      return;
     }
     char* row = rows_.At(rows[i]);
     const float* gradient = gradients + i * dim;
@@ -207,7 +208,8 @@ void HashTable<K>::ApplyRange(Exec&, const RowOptimizer& optimizer, KeySpan keys
     }
     if (catch_up_.enabled()) layout().state(row)[layout().state_width - 1] = mark;
     *layout().update(row) = now;
-  }
+  };
+  RunStaged(end - begin, StagedBlock(prefetch.lines()), fetch, step);
   if (dropped != 0) counters_.dropped_gradients.fetch_add(dropped, std::memory_order_relaxed);
   if (nonfinite != 0) counters_.nonfinite_gradients.fetch_add(nonfinite, std::memory_order_relaxed);
 }

@@ -9,6 +9,7 @@
 #include "cc/table/rounding.h"
 #include "cc/table/row_prefetch.h"
 #include "cc/table/scratch.h"
+#include "cc/table/staged.h"
 
 namespace dynemb {
 
@@ -31,14 +32,13 @@ void HostTable::BringKeys(Exec& exec, KeySpan keys) {
   static_assert(kNoRow == OwnedItems::kNone, "a key without a row belongs to no worker");
   scratch->owned.Build(exec, n, [rows](size_t i) { return rows[i]; });
   scratch->owned.ForWorkers(exec, n, [&](size_t, const uint32_t* i, const uint32_t* end) {
-    constexpr ptrdiff_t kAhead = 8;
     const RowLayout& l = layout();
     const RowPrefetch prefetch(rows_.base(), l.stride, l.bytes());
     VectorBuffer unpacked(l.dim);
-    for (; i != end; ++i) {
-      if (end - i > kAhead) prefetch(rows_.At(rows[i[kAhead]]));
-      BringRow(rows[*i], unpacked.get());
-    }
+    RunStaged(
+        static_cast<size_t>(end - i), StagedBlock(prefetch.lines()),
+        [&](size_t j) { prefetch(rows_.At(rows[i[j]])); },
+        [&](size_t j) { BringRow(rows[i[j]], unpacked.get()); });
   });
 }
 

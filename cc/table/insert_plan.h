@@ -22,6 +22,7 @@
 #include "cc/table/index.h"
 #include "cc/table/owned_items.h"
 #include "cc/table/scratch.h"
+#include "cc/table/staged.h"
 #include "cc/table/types.h"
 
 namespace dynemb {
@@ -76,7 +77,7 @@ class InsertPlan {
     return std::lower_bound(positions.get(), positions.get() + size_, position) - positions.get();
   }
   // Calls fn(j) for every j in [begin, end), on the worker of j; a worker's calls are in ascending
-  // order. prefetch(j) is called a few keys earlier.
+  // order. prefetch(j) is called a block of keys earlier (staged.h).
   template <class Prefetch, class Fn>
   void ForWorkers(Exec& exec, size_t begin, size_t end, const Prefetch& prefetch,
                   const Fn& fn) const;
@@ -162,12 +163,11 @@ void InsertPlan::Arrange(Exec& exec, const K* keys, const Index& index) {
 template <class Prefetch, class Fn>
 void InsertPlan::ForWorkers(Exec& exec, size_t begin, size_t end, const Prefetch& prefetch,
                             const Fn& fn) const {
-  constexpr size_t kAhead = 16;
   owned_.ForWorkers(exec, end, [&](size_t, const uint32_t* j, const uint32_t* last) {
-    for (j = std::lower_bound(j, last, begin); j != last; ++j) {
-      if (static_cast<size_t>(last - j) > kAhead) prefetch(j[kAhead]);
-      fn(*j);
-    }
+    j = std::lower_bound(j, last, begin);
+    RunStaged(
+        static_cast<size_t>(last - j), kMostStaged, [&](size_t i) { prefetch(j[i]); },
+        [&](size_t i) { fn(j[i]); });
   });
 }
 

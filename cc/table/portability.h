@@ -21,6 +21,15 @@
 #define DYNEMB_RESTRICT
 #endif
 
+// Fetches the cache line of an address. The empty asm is for GCC 12: it takes a function that only
+// prefetches for one without effects, and drops its calls.
+namespace dynemb {
+DYNEMB_INLINE void PrefetchLine(const void* address) {
+  __builtin_prefetch(address);
+  __asm__ volatile("");
+}
+}  // namespace dynemb
+
 // Before a loop: asserts that its iterations are independent, even if pointers might alias.
 #if defined(__clang__)
 #define DYNEMB_IVDEP _Pragma("clang loop vectorize(assume_safety)")

@@ -30,10 +30,10 @@ class RowPrefetch {
   }
 
   DYNEMB_INLINE void operator()(const char* row) const {
-    // Always inline: GCC 12 drops the calls of a function that only prefetches.
-    ForOffsets([row](size_t offset)
-                   __attribute__((always_inline)) { __builtin_prefetch(row + offset); });
+    ForOffsets([row](size_t offset) { PrefetchLine(row + offset); });
   }
+  // The number of prefetches of a row.
+  size_t lines() const { return (end_ + kLine - 1) / kLine + 1; }
   // Calls fn(offset) for each prefetch of a row.
   template <class Fn>
   DYNEMB_INLINE void ForOffsets(const Fn& fn) const {
