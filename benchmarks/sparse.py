@@ -28,6 +28,7 @@ from benchmarks.harness import (
     parser_for,
     rates,
     use_threads,
+    warm_memory,
 )
 from benchmarks.peers import Ours, Peer, Static, Tfra, empty_table, fill
 from benchmarks.workload import Draws, Rows
@@ -206,6 +207,7 @@ def new_ids_case(options: argparse.Namespace, names: list[str]) -> Result:
     """Measures training steps with only new ids, for tables that grow while they train."""
 
     def measure(name: str) -> list[float]:
+        warm_memory()
         peers = [empty_table(name, options.dim, 0, sized=False) for _ in range(options.tables)]
         step = step_for(options, peers, 1)
         seen = 0
